@@ -217,7 +217,8 @@ class Check:
             lines = [(row["bytes"], form, row[form]) for row in rows for form in figures if row.get(form)]
             wrong = [f"{line['wrong']} wrong elements at {size} B {form}" for size, form, line in lines if line.get("wrong")]
             if wrong:
-                raise Failed("; ".join(wrong), text)
+                more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+                raise Failed("; ".join(wrong[:3]) + more, text)
             if status:
                 raise ended("kolo bench", status, text)
             for size, form, line in lines:
@@ -306,10 +307,8 @@ class Check:
                 if figures.exists():
                     for figure in map(json.loads, figures.read_text().splitlines()):
                         self.figures[figure["what"]] = figure["seconds"]
-            # pytest's summary: "FAILED tests/test_cuda.py::test[case] - why".
-            failed = re.findall(r"^(?:FAILED|ERROR) \S*?::(.*)$", text, re.M)
-            if status in (0, 1) and failed:
-                raise Failed(f"{len(failed)} failed: {'; '.join(line[:200] for line in failed[:5])}", text)
+            if failed := failures(text):
+                raise Failed(f"{len(failed)} failed: {'; '.join(failed[:5])}", text)
             if status == 5 or not status and not re.search(r"\d+ passed", text):
                 skipped = re.search(r"^SKIPPED .*", text, re.M)
                 raise NotRun(f"pytest ran nothing{f': {skipped[0]}' if skipped else ''}")
@@ -327,6 +326,18 @@ def reason(text):
     if panic := re.search(r"panicked at (.*):\n(.*)", text):
         return f"{panic[2]} ({panic[1]})"
     return ""
+
+
+def failures(text):
+    """Returns the tests that failed and their reasons, from the output of pytest."""
+    found = []
+    # In its summary.
+    for name, why in re.findall(r"^(?:FAILED|ERROR) \S*?::(\S+)(?: - (.*))?$", text, re.M):
+        # A rank's error is at the end of a traceback that is itself the message of the test's error.
+        section = re.search(rf"^_+ (?:ERROR at \w+ of )?{re.escape(name)} _+$(.*?)(?:^_+ .* _+$|^=+ )", text, re.M | re.S)
+        errors = re.findall(r"^E +([\w.]*(?:Error|Exception)\b.*)", section[1] if section else "", re.M)
+        found.append(f"{name}: {errors[-1] if errors else why}"[:300])
+    return found
 
 
 def last_json(text):

@@ -9,7 +9,7 @@ PASSED, FAILED, NOT_RUN, UNFINISHED, MET, NOT_MET = "passed", "FAILED", "NOT RUN
 SIZES = [8, 64 << 10, 1 << 20, 64 << 20, 256 << 20]
 LARGE = 256 << 20
 # The end of an output that the report repeats, in characters and in lines. The log has all of it.
-OUTPUT, LINES = 6000, 30
+OUTPUT, LINES = 6000, 60
 
 
 class Report:

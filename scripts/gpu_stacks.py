@@ -93,7 +93,8 @@ def read(file):
 def dump(mark, folder, found, is_last):
     """Returns the stacks of all processes of a command, and a line on where each is.
 
-    `is_last` allows cuda-gdb, which may disturb a process that uses the GPU.
+    `is_last` allows what disturbs a process: cuda-gdb, and for seconds any debugger in one that has
+    loaded PyTorch.
     """
     until = time.monotonic() + PATIENCE
     pids = processes(mark)
@@ -101,10 +102,10 @@ def dump(mark, folder, found, is_last):
     texts, places = [], []
     for pid in pids:
         text = [f"---- process {pid}: {read(f'/proc/{pid}/cmdline')[:300]}", threads(pid)]
-        text.append(of_python.get(pid, ""))
         tool = next((name for name in DEBUGGERS if name in found and is_for(name, pid in of_python, is_last)), None)
         if tool and time.monotonic() < until:
             text.append(debug(tool, found[tool], pid, until))
+        text.append(of_python.get(pid, ""))
         text = "\n".join(filter(None, text))
         texts.append(text)
         places.append(place(pid, text))
@@ -113,7 +114,7 @@ def dump(mark, folder, found, is_last):
 
 
 def is_for(debugger, is_python, is_last):
-    return {"py-spy": is_python, "gdb": True, "cuda-gdb": is_last}[debugger]
+    return {"py-spy": is_python and is_last, "gdb": is_last or not is_python, "cuda-gdb": is_last}[debugger]
 
 
 def threads(pid):
@@ -164,8 +165,9 @@ def debug(name, file, pid, until):
     except OSError as problem:
         return f"{name}: {problem}"
     lines = done.stdout.decode(errors="replace").splitlines()
-    lines = [line for line in lines if line.strip() and not line.startswith(("[New LWP", "warning:", "[Thread debugging"))]
-    if done.returncode:
+    threads = [i for i, line in enumerate(lines) if line.startswith("Thread ")]
+    lines = lines[threads[0] :] if threads else lines
+    if done.returncode or not threads:
         lines += done.stderr.decode(errors="replace").splitlines()[-3:]
     return "\n".join([f"{name}:", *lines])
 
@@ -176,7 +178,7 @@ def place(pid, text):
     # faulthandler prints the thread that received the signal, which is the main one, under this.
     if main := re.search(r"^(?:Current thread|Stack) [^\n]*most recent call first\):\n((?:  [^\n]*\n?)+)", text, re.M):
         frames = re.findall(r'File "([^"]*)", line (\d+) in (\S+)', main[1])
-        frames = [f"{function} ({Path(file).name}:{line})" for file, line, function in frames]
+        frames = [f"{function} ({Path(file).name}:{line})" for file, line, function in frames if "runpy" not in file]
     elif main := re.search(r"^Thread 1 [^\n]*\n((?:#[^\n]*\n?(?: [^\n]*\n?)*)+)", text, re.M):
         frames = re.findall(r"^#\d+ +(?:0x\w+ in )?([^\s(]+)", main[1], re.M)
     if frames:
