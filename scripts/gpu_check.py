@@ -369,7 +369,7 @@ MACHINE = Part("machine", FIRST + SECOND, 50, "what the machine has", Check.mach
 PARTS = [
     MACHINE,
     Part("doctor", FIRST, 20, "kolo doctor", Check.doctor),
-    Part("unit-tests", FIRST, 90, "unit tests on a GPU", Check.unit_tests, (30,)),
+    Part("unit-tests", FIRST, 90, "unit tests on a GPU", Check.unit_tests, (25,)),
     Part(
         "bench-registered-2",
         FIRST,

@@ -229,13 +229,13 @@ class GpuCheck(unittest.TestCase):
         """Checks that so many processes have hung, and none is left."""
         self.assertEqual(len(self.pids()), hung)
         for pid in self.pids():
-            # What has ended has no environment, also if no process has waited for it.
-            self.assertEqual(gpu_stacks.read(f"/proc/{pid}/environ"), "")
+            # What has ended has no command line, also if no process has waited for it.
+            self.assertEqual(gpu_stacks.read(f"/proc/{pid}/cmdline"), "")
 
     # ---- What works ----
 
     def test_two_calls_make_one_report(self):
-        self.assertEqual(self.run_check("--parts", "first"), 0, msg=self.report_of)
+        self.assertEqual(self.run_check("--parts", "first"), 0)
         self.assertEqual(set(self.statuses().values()), {"passed"})
         order = ["machine", "doctor", "unit-tests", "bench-registered-2", "torch-build", "torch-streams", "torch-killed", "bounds"]
         self.assertEqual(list(self.parts), order)
@@ -257,10 +257,6 @@ class GpuCheck(unittest.TestCase):
         self.assertIn("unit-tests --exact cuda::on_a_gpu::sums --include-ignored", self.log)
         self.assertIn("device.py nccl --ranks 2", self.log)
         self.assertIn("test result: ok. 1 passed", self.log)
-
-    @property
-    def report_of(self):
-        return getattr(self, "printed", "")
 
     def test_each_call_has_the_time_for_its_parts(self):
         for group in ("first", "second"):
@@ -312,7 +308,7 @@ class GpuCheck(unittest.TestCase):
         of_torch = {"torch-build", "torch-streams", "torch-killed", "torch-kolo", "torch-collectives", "gloo", "nccl", "bounds"}
         self.assertEqual(not_run, of_torch)
         self.assertEqual(self.parts["gloo"]["why"], "there is no PyTorch here")
-        self.assertIn({"NOT RUN"}, [{goal["status"]} for goal in self.report["goals"] if "Gloo" in goal["what"]])
+        self.assertEqual({goal["status"] for goal in self.report["goals"] if "Gloo" in goal["what"]}, {"NOT RUN"})
 
     def test_no_unit_test_is_none_that_passed(self):
         self.assertEqual(self.run_check("--parts", "doctor,unit-tests", NAMES=" "), 0)
@@ -413,25 +409,30 @@ class GpuCheck(unittest.TestCase):
         self.assertRegex(self.printed, "FAILED: what the machine has: gpu_probe.py device hung")
         self.assert_ended(1)
 
-    def test_a_check_that_is_ended_leaves_a_report(self):
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            self.hung.unlink(missing_ok=True)
-            process = self.start("--parts", "first", planted={"cuda::on_a_gpu::sums": "hang"})
-            until = time.monotonic() + PATIENCE
-            while not self.pids() and time.monotonic() < until:
-                time.sleep(0.05)
-            process.send_signal(number)
-            process.communicate(timeout=PATIENCE) if number == signal.SIGTERM else process.wait(PATIENCE)
-            self.assertNotEqual(process.returncode, 0)
-            process.stdout.close()
-            self.read_report()
-            self.assertEqual(self.statuses(), {"machine": "passed", "doctor": "passed", "unit-tests": "UNFINISHED"})
-            tests = {test["name"]: test["status"] for test in self.parts["unit-tests"]["tests"]}
-            self.assertEqual(tests, {"cuda::on_a_gpu::copies": "passed", "cuda::on_a_gpu::sums": "UNFINISHED"})
-            self.assertIn("the check", self.parts["unit-tests"]["why"])
-            self.assertIn("--exact cuda::on_a_gpu::sums", self.log)
-            if number == signal.SIGTERM:
-                self.assert_ended(1)
+    def until_it_hangs(self, number, planted):
+        """Sends a signal to a check whose command hangs. Reads the report that it leaves."""
+        process = self.start("--parts", "first", planted={planted: "hang"})
+        until = time.monotonic() + PATIENCE
+        while not self.pids() and time.monotonic() < until:
+            time.sleep(0.05)
+        process.send_signal(number)
+        self.assertNotEqual(process.wait(PATIENCE), 0)
+        process.stdout.close()
+        self.read_report()
+
+    def test_a_check_that_is_told_to_end_ends_its_processes(self):
+        self.until_it_hangs(signal.SIGTERM, "cuda::on_a_gpu::sums")
+        self.assert_ended(1)
+        self.assertEqual(self.statuses(), {"machine": "passed", "doctor": "passed", "unit-tests": "UNFINISHED"})
+        tests = {test["name"]: test["status"] for test in self.parts["unit-tests"]["tests"]}
+        self.assertEqual(tests, {"cuda::on_a_gpu::copies": "passed", "cuda::on_a_gpu::sums": "UNFINISHED"})
+        self.assertIn("the check was ended during this part (SIGTERM)", self.table)
+
+    def test_a_check_that_is_killed_leaves_a_report(self):
+        self.until_it_hangs(signal.SIGKILL, "doctor")
+        self.assertEqual(self.statuses(), {"machine": "passed", "doctor": "UNFINISHED"})
+        self.assertIn("| kolo doctor | UNFINISHED | 0 | the check ended during this part |", self.table)
+        self.assertIn("bin/kolo doctor ", self.log)
 
 
 if __name__ == "__main__":
