@@ -98,6 +98,9 @@ class Check:
             except Failed as failed:
                 text = failed.output
                 result.update(status=FAILED, why=str(failed), output=text[-OUTPUT:])
+            except Exception as error:
+                text = ""
+                result.update(status=FAILED, why=f"{type(error).__name__}: {error}")
             result["seconds"] = round(time.monotonic() - began, 1)
             output += text
         of = {status: [result for result in tests if result["status"] == status] for status in (PASSED, FAILED, NOT_RUN)}
@@ -117,9 +120,9 @@ class Check:
         found = self.probe("device", 30)
         self.gpu = found.pop("missing", None)
         machine = self.report.machine
-        earlier = machine.get("device")
-        if earlier and not self.gpu and earlier != found["device"]:
-            raise Failed(f"the report is of {earlier}, and this is {found['device']}: name another report")
+        here = found.get("device", f"no GPU ({self.gpu})")
+        if machine.get("device", here) != here:
+            raise Failed(f"the report is of {machine['device']}, and this machine has {here}: name another report")
         machine.clear()
         machine.update(found, python=sys.version.split()[0], cores=os.cpu_count())
         tools = self.commands.debuggers
@@ -130,15 +133,18 @@ class Check:
         self.needs_gpu()
         try:
             torch = self.probe("torch", 40)
-        except Failed as failed:
-            torch = {"missing": f"PyTorch does not start: {failed}"}
+        except (Failed, NotRun) as why:
+            torch = {"missing": f"PyTorch does not start: {why}"}
         self.torch = torch.get("torch")
         machine["torch"] = self.torch or torch["missing"]
         for library in torch.get("libraries", []):
             self.add_path("LD_LIBRARY_PATH", library)
         if shutil.which("nvidia-smi"):
-            query = ["nvidia-smi", "--query-gpu=driver_version,memory.total,clocks.max.sm,mig.mode.current", "--format=csv,noheader"]
-            status, text = self.run(query, 10, "nvidia-smi")
+            query = "driver_version,memory.total,clocks.max.sm,mig.mode.current"
+            try:
+                status, text = self.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], 10, "nvidia-smi")
+            except (Failed, NotRun) as why:
+                status, text = 0, str(why)
             if status == 0 and text.strip():
                 machine["driver"] = text.strip().splitlines()[0]
 
@@ -194,7 +200,8 @@ class Check:
         if not found:
             raise NotRun("there is no compute-sanitizer here")
         # kolo asks the driver for what may fail, such as the place of memory that is not on a device.
-        wrapper = [found, "--tool", "memcheck", "--report-api-errors", "no", "--target-processes", "all", "--error-exitcode", "77"]
+        wrapper = [found, "--tool", "memcheck", "--report-api-errors", "no"]
+        wrapper += ["--target-processes", "all", "--error-exitcode", "77"]
         text = self.unit_tests(60, wrapper, "ERROR SUMMARY: 0 errors")
         self.figures["memcheck"] = 0
         return text
@@ -239,7 +246,8 @@ class Check:
         if backend == "kolo":
             self.needs_backend()
         sizes = ",".join(map(str, SIZES))
-        command = [sys.executable, self.folder / "peers" / "device.py", backend, "--ranks", ranks, "--sizes", sizes, "--seconds", 1]
+        command = [sys.executable, self.folder / "peers" / "device.py", backend]
+        command += ["--ranks", ranks, "--sizes", sizes, "--seconds", 1]
         status, text = self.run(command, 40, backend)
         if status == 3:
             raise NotRun(text.strip().splitlines()[-1].removeprefix("NOT RUN: "))
@@ -277,7 +285,8 @@ class Check:
             "MAX_JOBS": str(os.cpu_count()),
             "PATH": os.pathsep.join([str(self.folder / "python" / "bin"), self.commands.environment["PATH"]]),
         }
-        pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation", "--target", site, source]
+        pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation"]
+        pip += ["--target", site, source]
         status, text = self.run(pip, 100, "building torch_kolo", environment)
         if status:
             raise ended("building torch_kolo", status, text)
@@ -403,7 +412,14 @@ PARTS = [
         ("kolo registered, 4 ranks", 4, SIZES, ["--registered"]),
     ),
     Part("bench-4", SECOND, 30, "kolo bench, any device memory, 4 ranks", Check.bench, ("kolo, 4 ranks", 4, SIZES)),
-    Part("torch-collectives", SECOND, 85, "torch_kolo: every collective", Check.torch_tests, ("test_collective_on_a_gpu", CASES, 50)),
+    Part(
+        "torch-collectives",
+        SECOND,
+        85,
+        "torch_kolo: every collective",
+        Check.torch_tests,
+        ("test_collective_on_a_gpu", CASES, 50),
+    ),
     Part("nccl", SECOND, 30, "NCCL, 2 ranks", Check.peer, ("nccl", 2)),
 ]
 

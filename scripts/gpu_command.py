@@ -112,7 +112,11 @@ class Commands:
                 self.stacks(mark, took, False)
 
     def stacks(self, mark, took, is_last):
-        text, places = gpu_stacks.dump(mark, self.environment[gpu_stacks.FOLDER], self.debuggers, is_last)
+        try:
+            text, places = gpu_stacks.dump(mark, self.environment[gpu_stacks.FOLDER], self.debuggers, is_last)
+        except Exception as error:
+            # The command still has hung.
+            text, places = "", f"its stacks cannot be read: {type(error).__name__}: {error}"
         self.say(f"\n# stacks after {took:.1f} s\n{text}\n# end of stacks")
         return places
 

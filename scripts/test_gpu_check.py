@@ -150,10 +150,11 @@ if planted == "hang":
     if (rank := os.fork()) == 0:
         side_streams()
     waits_for_ranks(rank)
+wrong = fault(name) == "wrong"
 if tests == "killed":
     with open(os.environ["KOLO_GPU_FIGURES"], "a") as figures:
         print(json.dumps({"what": f"a killed rank is named, {case}", "seconds": 0.25}), file=figures)
-if fault(name) == "wrong":
+if wrong:
     print(f"=== FAILURES ===\\n___ {tests}[{case}-coalesced] ___\\nE       AssertionError: rank 1:")
     print("E         Traceback (most recent call last):\\nE         ValueError: 3 is not 4\\n=== short test summary info ===")
     print(f"FAILED tests/test_cuda.py::{tests}[{case}-coalesced] - AssertionError: rank 1:")
@@ -237,8 +238,8 @@ class GpuCheck(unittest.TestCase):
     def test_two_calls_make_one_report(self):
         self.assertEqual(self.run_check("--parts", "first"), 0)
         self.assertEqual(set(self.statuses().values()), {"passed"})
-        order = ["machine", "doctor", "unit-tests", "bench-registered-2", "torch-build", "torch-streams", "torch-killed", "bounds"]
-        self.assertEqual(list(self.parts), order)
+        order = "machine doctor unit-tests bench-registered-2 torch-build torch-streams torch-killed bounds"
+        self.assertEqual(list(self.parts), order.split())
         self.assertEqual(self.run_check("--parts", "second"), 0)
         self.assertEqual(list(self.parts), [part.name for part in gpu_check.PARTS])
         self.assertEqual(set(self.statuses().values()), {"passed"})
@@ -272,7 +273,7 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(self.run_check("--parts", "torch-killed", planted={"killed staged": "crash"}), 1)
         self.assertEqual(self.failed(), {"torch-killed"})
         self.assertEqual(self.parts["doctor"]["status"], "passed")
-        self.assertNotIn("a killed rank is named, staged", self.report["figures"].keys() - set(self.parts["torch-killed"]["figures"]))
+        self.assertEqual(set(self.report["figures"]), {f"a killed rank is named, {path}" for path in ("direct", "host")})
         process = self.start("--parts", "doctor,nothing")
         printed, _ = process.communicate(timeout=PATIENCE)
         self.assertEqual(process.returncode, 2)
@@ -285,7 +286,9 @@ class GpuCheck(unittest.TestCase):
         self.assertIn("report.json is of kolo abc, and this is def", self.printed)
         (self.folder / "COMMIT").write_text("abc\n")
         self.assertEqual(self.run_check("--parts", "doctor,bounds", DEVICE="Other GPU"), 1)
-        self.assertIn("FAILED: what the machine has: the report is of Fake GPU, and this is Other GPU", self.printed)
+        self.assertIn("FAILED: what the machine has: the report is of Fake GPU, and this machine has Other GPU", self.printed)
+        self.assertEqual(self.run_check("--parts", "doctor,bounds", NO_DEVICE="there is no driver"), 1)
+        self.assertIn("this machine has no GPU (there is no driver)", self.printed)
         self.assertEqual(self.parts["doctor"]["status"], "passed")
         self.assertNotIn("bounds", self.parts)
 
@@ -347,7 +350,7 @@ class GpuCheck(unittest.TestCase):
         for part in self.report["parts"]:
             whys.update({(part["part"], test["name"]): test["why"] for test in part["tests"] if test["status"] == "FAILED"})
         expected = {
-            ("unit-tests", "cuda::on_a_gpu::copies"): r"it hung: it was not done after 10 s; .* is in hang_for_ever \(planted.py:",
+            ("unit-tests", "cuda::on_a_gpu::copies"): r"it hung: .* after 10 s; .* is in hang_for_ever \(planted.py:",
             ("unit-tests", "cuda::on_a_gpu::sums"): "it was ended by SIGSEGV",
             ("unit-tests", "ddp::on_a_gpu::reduces"): r"failed: 3 and 4 \(src/cuda/on_a_gpu.rs:12:5\)",
             ("bench-registered-2", "8 to 67108864 B"): "12 wrong elements at 8 B in_place",
@@ -388,12 +391,14 @@ class GpuCheck(unittest.TestCase):
         self.assertRegex(places, rf"^process {program.pid}: [SR] \(")
         if gdb := shutil.which("gdb"):
             text, places = gpu_stacks.dump("test", self.folder, {"gdb": gdb}, False)
-            self.assertIn("gdb:\nThread 1 ", text)
-            self.assertRegex(places, rf"^process {program.pid} is in \S*nanosleep")
+            if "not permitted" not in text:
+                self.assertIn("gdb:\nThread 1 ", text)
+                self.assertRegex(places, rf"^process {program.pid} is in \S*nanosleep")
 
     def test_errors_of_memcheck_are_named(self):
         self.assertEqual(self.run_check("--parts", "memcheck", planted={"memcheck cuda::on_a_gpu::sums": "wrong"}), 1)
-        self.assertRegex(self.printed, "FAILED: compute-sanitizer memcheck: 1 of 3 failed: cuda::on_a_gpu::sums: .*Invalid __global__ read of size 4")
+        failed = "FAILED: compute-sanitizer memcheck: 1 of 3 failed: cuda::on_a_gpu::sums: "
+        self.assertRegex(self.printed, failed + ".*Invalid __global__ read of size 4")
         self.assertNotIn("memcheck", self.report["figures"])
 
     def test_failures_of_single_commands_are_named(self):
