@@ -165,6 +165,7 @@ def debug(name, file, pid, until):
     except OSError as problem:
         return f"{name}: {problem}"
     lines = done.stdout.decode(errors="replace").splitlines()
+    lines = [line for line in lines if not line.startswith("[Inferior ")]
     threads = [i for i, line in enumerate(lines) if line.startswith("Thread ")]
     lines = lines[threads[0] :] if threads else lines
     if done.returncode or not threads:
@@ -173,14 +174,16 @@ def debug(name, file, pid, until):
 
 
 def place(pid, text):
-    """Returns the innermost functions of the main thread, or what the kernel says of it."""
+    """Returns the innermost functions of the thread that tells most, or the state of the main one."""
     frames = []
     # faulthandler prints the thread that received the signal, which is the main one, under this.
     if main := re.search(r"^(?:Current thread|Stack) [^\n]*most recent call first\):\n((?:  [^\n]*\n?)+)", text, re.M):
         frames = re.findall(r'File "([^"]*)", line (\d+) in (\S+)', main[1])
         frames = [f"{function} ({Path(file).name}:{line})" for file, line, function in frames if "runpy" not in file]
-    elif main := re.search(r"^Thread 1 [^\n]*\n((?:#[^\n]*\n?(?: [^\n]*\n?)*)+)", text, re.M):
-        frames = re.findall(r"^#\d+ +(?:0x\w+ in )?([^\s(]+)", main[1], re.M)
+    elif of_threads := re.findall(r"^Thread \d+ [^\n]*\n((?:#[^\n]*\n?)+)", text, re.M):
+        # Rust runs each test in a thread of its own. The main one is the last.
+        telling = next((stack for stack in of_threads if "on_a_gpu" in stack), of_threads[-1])
+        frames = re.findall(r"^#\d+ +(?:0x\w+ in )?(.+?) \(", telling, re.M)
     if frames:
         return f"process {pid} is in {' < '.join(frames[:6])}"
     state = re.search(rf"^thread {pid} [^\n]*?: ([^(\n]*\([^)]*\)[^(\n]*)", text, re.M)

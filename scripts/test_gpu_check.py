@@ -395,6 +395,20 @@ class GpuCheck(unittest.TestCase):
                 self.assertIn("gdb:\nThread 1 ", text)
                 self.assertRegex(places, rf"^process {program.pid} is in \S*nanosleep")
 
+    def test_the_thread_of_a_test_is_what_tells(self):
+        stacks = """Thread 3 (Thread 0x7f01 (LWP 9) "watch"):
+#0  __poll (fds=0x1) at poll.c:29
+Thread 2 (Thread 0x7f02 (LWP 8) "cuda::on_a_gpu:"):
+#0  0x0000000000001234 in sched_yield () at ../sysdeps/syscall-template.S:120
+#1  0x0000000000005678 in <kolo::cuda::Nvidia as kolo::cuda::Device>::wait (self=0x1)
+#2  0x0000000000009abc in kolo::cuda::nvidia::on_a_gpu::until_done ()
+Thread 1 (Thread 0x7f03 (LWP 7) "unit-tests"):
+#0  futex_wait (private=0) at futex.c:146
+"""
+        inside = "sched_yield < <kolo::cuda::Nvidia as kolo::cuda::Device>::wait < kolo::cuda::nvidia::on_a_gpu::until_done"
+        self.assertEqual(gpu_stacks.place(7, stacks), f"process 7 is in {inside}")
+        self.assertEqual(gpu_stacks.place(7, stacks.replace("on_a_gpu", "")), "process 7 is in futex_wait")
+
     def test_errors_of_memcheck_are_named(self):
         self.assertEqual(self.run_check("--parts", "memcheck", planted={"memcheck cuda::on_a_gpu::sums": "wrong"}), 1)
         failed = "FAILED: compute-sanitizer memcheck: 1 of 3 failed: cuda::on_a_gpu::sums: "
