@@ -48,6 +48,7 @@ PROBE = """
 import json, os, sys
 from planted import fault
 what = sys.argv[1]
+assert sys.is_customized, "the machine's sitecustomize did not run"
 fault(f"probe {what}")
 missing = os.environ.get("NO_" + what.upper())
 found = {
@@ -183,6 +184,7 @@ class GpuCheck(unittest.TestCase):
             "peers/device.py": DEVICE,
             "python/pytest.py": PYTEST,
             "python/planted.py": PLANTED,
+            "python/sitecustomize.py": "import sys\nsys.is_customized = True\n",
             "site/torch_kolo.py": "Options = object\n",
         }.items():
             (self.folder / name).write_text(f"#!{sys.executable}\n{text}")
