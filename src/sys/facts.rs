@@ -61,6 +61,17 @@ pub(crate) enum Cuda {
     Devices(i32, i32),
 }
 
+/// Returns the files of this process's libraries. Empty where the system does not list them under
+/// `/proc`.
+#[cfg(feature = "cuda")]
+pub(crate) fn loaded_libraries() -> Vec<std::path::PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let paths = maps.lines().filter_map(|line| Some(&line[line.find('/')?..]));
+    let mut paths: Vec<_> = paths.filter(|path| path.contains(".so")).map(std::path::PathBuf::from).collect();
+    paths.dedup();
+    paths
+}
+
 /// Asks the driver's library how many devices there are. The library stays loaded, because
 /// unloading it is not safe.
 #[cfg(unix)]

@@ -46,6 +46,8 @@ use portable as platform;
 
 pub(crate) use advice::{LOCAL_CONNECTIONS, MORE_MEMORY, READING, READING_CALL, how_to_remove};
 pub(crate) use clock::{Timeline, clock_identity, monotonic, ticks, wall};
+#[cfg(feature = "cuda")]
+pub(crate) use facts::loaded_libraries;
 pub(crate) use facts::{Cuda, address_space_limit, clock_source, descriptor_limit, may_have_devices, probe_cuda, reading_policy};
 pub(crate) use file::{
     NotOpened, check_folder, close, has_drive_letters, has_file_permissions, is_open_to_others, is_still_at, open_own, remove,
