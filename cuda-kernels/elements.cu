@@ -204,6 +204,10 @@ template <> struct Access<16> { using Whole = uint4; };
 
 template <class T, u32 LANES> __device__ inline Pack<T, LANES> load(const void *from, u64 element) {
     using Whole = typename Access<sizeof(T) * LANES>::Whole;
+#ifdef __CUDA_ARCH__
+    // The compiler does not see where the pointer comes from.
+    __builtin_assume(__isGlobal(from));
+#endif
     Whole whole = *reinterpret_cast<const Whole *>(static_cast<const T *>(from) + element);
     Pack<T, LANES> pack;
     memcpy(&pack, &whole, sizeof pack);

@@ -7,8 +7,8 @@
 
 constexpr u32 MOST = 16;
 
-// The parameter of an entry, as in src/cuda/kernels/mod.rs.
-struct Reduction {
+// One reduction, as in src/cuda/moves.rs.
+struct Move {
     // In the order in which they are combined, each aligned to the element.
     const void *sources[MOST];
     // A target may be one of the sources, but may not overlap one otherwise.
@@ -21,7 +21,17 @@ struct Reduction {
     u32 divisor;
     u32 unused;
 };
-static_assert(sizeof(Reduction) == 280, "as in src/cuda/kernels/mod.rs");
+static_assert(sizeof(Move) == 280, "as in src/cuda/moves.rs");
+
+// The parameter of an entry, as in src/cuda/kernels/mod.rs.
+struct Parameter {
+    // What to move, if `moves` is null.
+    Move only;
+    // A number and as many moves, in pinned host memory. The host writes them while the stream waits
+    // for it, so a launch does not know them.
+    const u64 *moves;
+};
+static_assert(sizeof(Parameter) == 288, "as in src/cuda/kernels/mod.rs");
 
 // ---- How two accumulators are combined ----
 
@@ -77,7 +87,7 @@ template <> constexpr bool DIVIDES<Average> = true;
 // neighbouring threads access neighbouring packs. All loads of a source are in flight at once.
 // Nothing is written before all sources are read, because a target may be one of them.
 template <class E, class Op, u32 LANES, u32 PACKS>
-__device__ inline void step(const Reduction &r, u64 element, u64 stride) {
+__device__ inline void step(const Move &r, u64 element, u64 stride) {
     using Memory = typename E::Memory;
     Pack<Memory, LANES> packs[PACKS];
     typename E::Sum sums[PACKS][LANES];
@@ -124,7 +134,7 @@ __device__ inline void step(const Reduction &r, u64 element, u64 stride) {
 }
 
 // Reduces all lines from element `first` on.
-template <class E, class Op, u32 LANES, u32 PACKS> __device__ inline void whole(const Reduction &r, u64 first, u64 lines) {
+template <class E, class Op, u32 LANES, u32 PACKS> __device__ inline void whole(const Move &r, u64 first, u64 lines) {
     u64 line = thread();
     for (; line + (PACKS - 1) * threads() < lines; line += PACKS * threads()) {
         step<E, Op, LANES, PACKS>(r, first + line * LANES, threads() * LANES);
@@ -134,10 +144,11 @@ template <class E, class Op, u32 LANES, u32 PACKS> __device__ inline void whole(
     }
 }
 
-template <class E, class Op> __device__ inline void reduce(const Reduction &r) {
+template <class E, class Op> __device__ inline void reduce(const Move &r) {
     constexpr u32 SIZE = sizeof(typename E::Memory), LANES = LINE / SIZE;
-    // Short elements need fewer packs to fill as many registers with accumulators.
-    constexpr u32 PACKS = SIZE >= 4 ? 4 : SIZE;
+    // Short elements need fewer packs to fill as many registers with accumulators, and a division of
+    // f64 needs registers itself.
+    constexpr u32 PACKS = SIZE == 8 && DIVIDES<Op> ? 2 : SIZE >= 4 ? 4 : SIZE;
     u64 ways = 0;
     for (u32 i = 1; i < r.source_count; i++) {
         ways |= address(r.sources[0]) ^ address(r.sources[i]);
@@ -154,11 +165,42 @@ template <class E, class Op> __device__ inline void reduce(const Reduction &r) {
     }
 }
 
+// Does all moves. Each block reads one after the other from the host, its threads together.
+template <class E, class Op> __device__ inline void run(const Parameter &p) {
+    constexpr u32 WORDS = sizeof(Move) / sizeof(u64);
+#ifdef __CUDA_ARCH__
+    __shared__ Move move;
+    __shared__ u64 moves;
+    // Volatile: no cache may have what was there at an earlier launch.
+    const volatile u64 *list = p.moves;
+    const u64 *only = reinterpret_cast<const u64 *>(&p.only);
+    // One thread of each block reads the number, because the host may take the moves back meanwhile.
+    if (threadIdx.x == 0) {
+        moves = list ? list[0] : 1;
+    }
+    __syncthreads();
+    for (u64 i = 0; i < moves; i++) {
+        __syncthreads();
+        for (u32 word = threadIdx.x; word < WORDS; word += blockDim.x) {
+            reinterpret_cast<u64 *>(&move)[word] = list ? list[1 + i * WORDS + word] : only[word];
+        }
+        __syncthreads();
+        reduce<E, Op>(move);
+    }
+#else
+    u64 moves = p.moves ? p.moves[0] : 1;
+    const Move *list = p.moves ? reinterpret_cast<const Move *>(p.moves + 1) : &p.only;
+    for (u64 i = 0; i < moves; i++) {
+        reduce<E, Op>(list[i]);
+    }
+#endif
+}
+
 // ---- The entries ----
 
 #define REDUCE(op, Op, element, Element)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kolo_reduce_##op##_##element(const __grid_constant__ Reduction r) {  \
-        reduce<Element, Op>(r);                                                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kolo_reduce_##op##_##element(const __grid_constant__ Parameter p) {  \
+        run<Element, Op>(p);                                                                                                   \
     }
 
 #define ORDERED(element, Element)                                                                                              \

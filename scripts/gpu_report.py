@@ -132,8 +132,8 @@ def goals(figures):
             0.7,
             lambda: of_bound("kolo registered, 2 ranks", 4),
         ),
-        # As well, half of each buffer is copied to areas that both ranks map, and half back: each
-        # copy reads and writes.
+        # As well, the buffer of the rank that does not launch the kernel is copied to its area and
+        # back: each copy reads and writes.
         (
             "all_reduce 256 MiB, any device memory, 2 ranks, of the bound",
             ">= 0.8",

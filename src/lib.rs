@@ -117,6 +117,7 @@ pub use half::{bf16, f16};
 #[doc(hidden)]
 pub use reduce::reduce_local;
 pub use schedule::Algorithm;
+pub use trace::{DeviceStats, Stats};
 pub use types::{DType, Descriptor, Element, Op, Rank, ReduceOp, UnknownNameError};
 
 /// The cost model with which kolo chooses its algorithms.

@@ -107,9 +107,10 @@ const _: () = {
 };
 
 /// A CUDA stream (`cudaStream_t` or `CUstream`) for calls with buffers in the memory of a GPU; NULL
-/// is the default stream. Such a call is enqueued on the stream and returns at once. It reads its
-/// buffers after the earlier work of the stream, and later work of the stream finds the result. If
-/// it fails, the next call reports the error. A nonblocking call does not make the stream wait for
+/// is the default stream. Such a call is enqueued on the stream and returns at once; the first call
+/// of more than 64 KiB on a communicator waits for the other ranks. It reads its buffers after the
+/// earlier work of the stream, and later work of the stream finds the result. If it fails, the next
+/// call reports the error. A nonblocking call does not make the stream wait for
 /// the result; kolo_work_wait_on makes any stream wait. A call on host memory with a stream behaves
 /// the same way. With NULL and host memory, a call returns when it is done. The stream must live
 /// until the call has returned; in a group, until kolo_group_end has.

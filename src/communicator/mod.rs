@@ -22,6 +22,7 @@ use crate::exec::{Core, Executor};
 use crate::failure::CommInfo;
 use crate::schedule::select::{Choice, Layout};
 use crate::shm::MOST_RANKS;
+use crate::trace::Stats;
 use crate::types::{Op, Rank};
 
 pub use builder::Builder;
@@ -126,6 +127,11 @@ impl Communicator {
     /// together.
     pub fn algorithm(&self, op: Op, bytes: u64) -> Choice {
         self.exec.state.choose(op, bytes)
+    }
+
+    /// Returns what the communicator has done so far, on this rank.
+    pub fn stats(&self) -> Stats {
+        Stats { device: self.exec.state.recording.counters.device() }
     }
 
     /// Returns the failure that ended the communicator, or `None` if it still works. Does not wait.

@@ -1,12 +1,11 @@
 //! What kolo needs of a GPU: a small part of CUDA's driver behind traits. On a machine without a
 //! GPU, tests use a fake device (`fake_device`) in host memory.
 
+use std::any::Any;
 use std::ffi::c_void;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
-
+use super::held::Held;
 use crate::error::Result;
 use crate::types::{DType, ReduceOp};
 
@@ -93,15 +92,28 @@ pub(crate) trait Device: Send + Sync {
     /// failed.
     fn is_done(&self, event: EventId) -> Result<bool>;
 
+    /// Has later work of a stream wait for an event, as it was last recorded.
+    fn wait_for_event(&self, stream: StreamId, event: EventId) -> Result<()>;
+
     /// Whether a graph captures the work of the stream, so that it is not done now.
     fn is_capturing(&self, stream: StreamId) -> Result<bool>;
 
-    /// Returns the gates at which streams wait for the host; `None` if streams of this device
-    /// cannot.
-    fn gates(&self) -> Result<Option<Arc<Gates>>>;
+    /// The streams of the device that this process holds back.
+    fn held(&self) -> &Arc<Held>;
 
-    /// Has the stream wait until the word is at least `value`. The comparison wraps around.
-    unsafe fn wait_for_word(&self, stream: StreamId, word: *const AtomicU32, value: u32) -> Result<()>;
+    /// What the communicators of this process share of the device; see [`shared`](super::shared).
+    fn extension(&self) -> &Extension;
+
+    /// Whether streams of this device can wait for words of the host, and write them.
+    fn has_words(&self) -> Result<bool>;
+
+    /// Has the stream wait until the word, in pinned memory, is at least `value`. The comparison
+    /// wraps around.
+    unsafe fn wait_for_word(&self, stream: StreamId, word: Address, value: u32) -> Result<()>;
+
+    /// Has the stream write the word, in pinned memory. A host that sees the value also sees what
+    /// the earlier work of the stream has written.
+    unsafe fn write_word(&self, stream: StreamId, word: Address, value: u32) -> Result<()>;
 
     unsafe fn copy_out(&self, stream: StreamId, from: Address, to: *mut u8, len: usize) -> Result<()>;
     unsafe fn copy_in(&self, stream: StreamId, from: *const u8, to: Address, len: usize) -> Result<()>;
@@ -109,12 +121,17 @@ pub(crate) trait Device: Send + Sync {
     unsafe fn zero(&self, stream: StreamId, address: Address, len: usize) -> Result<()>;
     unsafe fn reduce(&self, stream: StreamId, reduction: &Reduction<'_>) -> Result<()>;
 
+    /// Has the stream do the moves that a [`Moves`](super::moves::Moves) at this address in pinned
+    /// memory has when the stream comes to it. `most` has the most bytes of a target.
+    unsafe fn run_moves(&self, stream: StreamId, kernel: (DType, ReduceOp), moves: Address, most: u64) -> Result<()>;
+
     /// Loads what later calls with this type and reduction need. It may wait for all streams of the
     /// device.
     fn prepare(&self, dtype: DType, redop: Option<ReduceOp>) -> Result<()>;
 
     /// Pins host memory, so that copies to and from the device do not pass through another buffer.
-    unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<()>;
+    /// Returns the address under which the device reaches it.
+    unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<Address>;
     unsafe fn unpin(&self, memory: *mut u8);
 
     fn allocate(&self, len: usize) -> Result<Address>;
@@ -132,7 +149,11 @@ pub(crate) trait Device: Send + Sync {
     fn reach(&self, address: Address) -> Result<()>;
 }
 
-/// A stream that kolo created, beside those of the user.
+/// A place that a device has for what is built on it.
+pub(crate) type Extension = OnceLock<Box<dyn Any + Send + Sync>>;
+
+/// A stream that kolo created, beside those of the user. It ends when no stream is held back, as
+/// events and memory do: see [`held`](super::held).
 pub(crate) struct Stream {
     device: Arc<dyn Device>,
     pub(crate) id: StreamId,
@@ -146,7 +167,8 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.device.end_stream(self.id);
+        let (device, id) = (self.device.clone(), self.id);
+        self.device.held().later(move || device.end_stream(id));
     }
 }
 
@@ -176,7 +198,8 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        self.device.end_event(self.id);
+        let (device, id) = (self.device.clone(), self.id);
+        self.device.held().later(move || device.end_event(id));
     }
 }
 
@@ -194,68 +217,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        let (device, address) = (self.device.clone(), self.address);
         // SAFETY: the memory was allocated on that device, and its owner no longer uses it.
-        unsafe { self.device.free(self.address) };
-    }
-}
-
-/// Words in host memory for which users' streams wait. Each operation opens its gate when it has
-/// ended, also if it has failed: otherwise the user's stream would wait forever.
-pub(crate) struct Gates {
-    /// Never freed: a stream may reach a gate long after the operation has failed and everything
-    /// else is gone.
-    page: &'static Page,
-    free: Mutex<Vec<usize>>,
-}
-
-/// One page of host memory, the unit in which memory is pinned.
-#[repr(C, align(4096))]
-struct Page([AtomicU32; 1024]);
-
-impl Gates {
-    /// Returns gates in a page that `pin` pins.
-    #[cfg_attr(not(any(test, feature = "cuda")), expect(dead_code, reason = "only a device has a use for it"))]
-    pub(crate) fn new(pin: impl FnOnce(*mut u8, usize) -> Result<()>) -> Result<Arc<Gates>> {
-        let page: &'static Page = Box::leak(Box::new(Page(std::array::from_fn(|_| AtomicU32::new(0)))));
-        pin(page.0.as_ptr().cast_mut().cast(), size_of::<Page>())?;
-        Ok(Arc::new(Gates { page, free: Mutex::new((0..page.0.len()).collect()) }))
-    }
-
-    /// Returns a closed gate; `None` if all gates are in use.
-    pub(crate) fn take(self: &Arc<Self>) -> Option<Gate> {
-        let place = self.free.lock().pop()?;
-        let opened = self.page.0[place].load(Ordering::Relaxed).wrapping_add(1);
-        Some(Gate { gates: self.clone(), place, opened })
-    }
-}
-
-/// A gate at which streams wait. It opens when the operation has ended, and at the latest when it
-/// is dropped.
-pub(crate) struct Gate {
-    gates: Arc<Gates>,
-    place: usize,
-    /// The value of the word once the gate is open. A stream that comes later finds at least this
-    /// value and continues.
-    opened: u32,
-}
-
-impl Gate {
-    /// Opens the gate. A stream that sees it open also sees what was copied before.
-    pub(crate) fn open(&self) {
-        self.gates.page.0[self.place].store(self.opened, Ordering::Release);
-    }
-
-    /// Has a stream wait until the gate opens.
-    pub(crate) fn close(&self, device: &dyn Device, stream: StreamId) -> Result<()> {
-        // SAFETY: the page is pinned and never freed.
-        unsafe { device.wait_for_word(stream, &self.gates.page.0[self.place], self.opened) }
-    }
-}
-
-impl Drop for Gate {
-    fn drop(&mut self) {
-        self.open();
-        self.gates.free.lock().push(self.place);
+        self.device.held().later(move || unsafe { device.free(address) });
     }
 }
 
@@ -263,10 +227,14 @@ impl Drop for Gate {
 pub(crate) struct Pinned {
     device: Arc<dyn Device>,
     memory: *mut u8,
+    /// Where the device finds it.
+    pub(crate) address: Address,
 }
 
 // SAFETY: the pointer is only an address, which is not dereferenced here.
 unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
 
 impl Pinned {
     /// # Safety
@@ -274,8 +242,8 @@ impl Pinned {
     /// The memory stays allocated as long as the returned value lives.
     pub(crate) unsafe fn new(device: &Arc<dyn Device>, memory: *mut u8, len: usize) -> Result<Pinned> {
         // SAFETY: the caller keeps the same contract.
-        unsafe { device.pin(memory, len)? };
-        Ok(Pinned { device: device.clone(), memory })
+        let address = unsafe { device.pin(memory, len)? };
+        Ok(Pinned { device: device.clone(), memory, address })
     }
 }
 

@@ -1,108 +1,100 @@
-//! Direct collectives on device memory: each rank reads and writes its peers' buffers in place. A
-//! [`Plan`] has the moves of one rank, once all ranks know where the buffers are and that they are
-//! ready.
+//! Direct collectives on device memory: kernels read and write the buffers of all ranks in place. A
+//! [`Plan`] has the moves of one rank's kernel.
 //!
-//! An all-reduce is two-shot in one step: each rank reduces its chunk of all buffers and writes the
-//! result to all buffers. So every byte of a buffer is read once and written once, and no two ranks
-//! access the same byte, also in place.
+//! One rank of those that share a GPU launches the kernel for all of them, its leader: kernels of
+//! several processes would take turns on the GPU.
+//!
+//! An all-reduce is two-shot in one step: each leader reduces its chunk of all buffers and writes
+//! the result to all buffers. So every byte of a buffer is read once and written once, and no two
+//! kernels access the same byte, also in place.
 
-use crate::types::{DType, Op, Rank};
+use super::device::Address;
+use super::moves::Move;
+use super::rounds::{Blocks, Buffer, Cut, GRAIN};
+use crate::types::{Op, Rank};
 
-/// A collective on buffers that all ranks can reach, as one rank runs it.
-#[derive(Clone, Debug)]
+/// A collective on memory that all leaders can reach.
 pub(crate) struct Plan<'a> {
-    pub(crate) op: Op,
-    pub(crate) dtype: DType,
-    pub(crate) rank: Rank,
-    pub(crate) world: usize,
-    pub(crate) root: Rank,
-    /// Elements of the buffer, or of one block.
-    pub(crate) count: usize,
-    /// For an operation with counts: where each rank's block starts, in elements, and where the
-    /// last one ends.
-    pub(crate) offsets: Option<&'a [usize]>,
+    pub(crate) cut: &'a Cut,
+    /// The leader of each rank.
+    pub(crate) leaders: &'a [Rank],
+    /// The round whose parts move; all at once if `None`.
+    pub(crate) round: Option<usize>,
+    /// Whether a copy changes elements, so that it is made also where source and target are the same.
+    pub(crate) changes: bool,
 }
 
-/// One of the two buffers of a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Buffer {
-    Send = 0,
-    Recv = 1,
-}
-
-/// A place in a rank's buffer, with its offset in bytes.
+/// Where a rank's buffers are, as a leader reaches them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
-    pub(crate) rank: Rank,
-    pub(crate) buffer: Buffer,
-    pub(crate) offset: u64,
+pub(crate) enum Place {
+    /// The user's buffers, by [`Buffer`].
+    Buffers([Address; 2]),
+    /// The segment of the round.
+    Segment(Address),
 }
-
-/// One reduction of a rank, which is a copy if there is one source.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Move {
-    pub(crate) sources: Vec<Part>,
-    pub(crate) targets: Vec<Part>,
-    /// Elements.
-    pub(crate) count: usize,
-}
-
-/// Chunks begin at a multiple of this many bytes, so that each is read in whole vectors.
-const GRAIN: usize = 256;
 
 impl Plan<'_> {
-    /// Whether the operation has a direct form. An all-to-all with counts has none, because no rank
-    /// knows where its peers' blocks are. An all-to-all in place has none, because it would
-    /// overwrite what peers have not read yet.
-    pub(crate) fn is_possible(op: Op, is_in_place: bool) -> bool {
-        match op {
-            Op::AllReduce | Op::Broadcast | Op::Reduce | Op::AllGather | Op::AllGatherV => true,
-            Op::ReduceScatter | Op::ReduceScatterV | Op::Gather | Op::Scatter => true,
-            Op::AllToAll => !is_in_place,
-            _ => false,
+    /// The address of a block in a rank's buffer.
+    fn at(&self, places: &[Place], rank: Rank, buffer: Buffer, block: usize) -> Address {
+        match places[rank] {
+            Place::Buffers(buffers) => {
+                let blocks = self.cut.buffers(rank)[buffer as usize];
+                buffers[buffer as usize] + self.cut.in_buffer(blocks, block, self.round) as u64
+            }
+            Place::Segment(segment) => {
+                let round = self.round.expect("a segment belongs to a round");
+                segment + self.cut.in_segment(buffer, block, round) as u64
+            }
         }
     }
 
-    /// Returns the moves of this rank.
-    pub(crate) fn moves(&self) -> Vec<Move> {
-        let Plan { op, rank, world, root, count, .. } = *self;
-        let size = self.dtype.size();
-        let part = |rank, buffer, element: usize| Part { rank, buffer, offset: (element * size) as u64 };
-        let block = |block: usize| match self.offsets {
-            Some(offsets) => (offsets[block], offsets[block + 1] - offsets[block]),
-            None => (block * count, count),
+    /// Returns the moves of this leader's kernel.
+    pub(crate) fn moves(&self, leader: Rank, places: &[Place]) -> Vec<Move> {
+        let Cut { op, world, root, size, .. } = *self.cut;
+        let ranks = || (0..world).filter(|&rank| self.leaders[rank] == leader);
+        let len = |block| self.cut.part(block, self.round).len();
+        let at = |rank, buffer, block| self.at(places, rank, buffer, block);
+        let copy = |from, to, block| Move::new(&[from], &[to], len(block), 1);
+        let all = |buffer, block: usize, start: usize| -> Vec<Address> {
+            (0..world).map(|rank| at(rank, buffer, block) + (start * size) as u64).collect()
         };
-        let copy = |from: Part, to: Part, count| Move { sources: vec![from], targets: vec![to], count };
-        let mut moves = match op {
+        let mut moves: Vec<Move> = match op {
             Op::AllReduce | Op::Reduce => {
-                let (start, count) = slice(count, size, world, rank);
-                let sources = (0..world).map(|peer| part(peer, Buffer::Send, start)).collect();
-                let targets = if op == Op::Reduce { root..root + 1 } else { 0..world };
-                let targets = targets.map(|peer| part(peer, Buffer::Recv, start)).collect();
-                vec![Move { sources, targets, count }]
+                // Each leader has a chunk.
+                let every: Vec<Rank> = (0..world).filter(|&rank| self.leaders[rank] == rank).collect();
+                let index = every.iter().position(|&one| one == leader).expect("it is a leader");
+                let (start, count) = slice(len(0), size, every.len(), index);
+                let targets = all(Buffer::Recv, 0, start);
+                let targets = if op == Op::Reduce { &targets[root..root + 1] } else { &targets };
+                vec![Move::new(&all(Buffer::Send, 0, start), targets, count, world as u32)]
             }
             Op::ReduceScatter | Op::ReduceScatterV => {
-                let (start, count) = block(rank);
-                let sources = (0..world).map(|peer| part(peer, Buffer::Send, start)).collect();
-                vec![Move { sources, targets: vec![part(rank, Buffer::Recv, 0)], count }]
+                let reduce =
+                    |rank| Move::new(&all(Buffer::Send, rank, 0), &[at(rank, Buffer::Recv, rank)], len(rank), world as u32);
+                ranks().map(reduce).collect()
             }
-            Op::Broadcast => vec![copy(part(root, Buffer::Send, 0), part(rank, Buffer::Recv, 0), count)],
-            Op::Scatter => vec![copy(part(root, Buffer::Send, rank * count), part(rank, Buffer::Recv, 0), count)],
-            Op::Gather if rank != root => Vec::new(),
+            Op::Broadcast => ranks().map(|rank| copy(at(root, Buffer::Send, 0), at(rank, Buffer::Recv, 0), 0)).collect(),
+            Op::Scatter => ranks().map(|rank| copy(at(root, Buffer::Send, rank), at(rank, Buffer::Recv, rank), rank)).collect(),
             Op::Gather | Op::AllGather | Op::AllGatherV => {
-                let from = |peer| {
-                    let (start, count) = block(peer);
-                    copy(part(peer, Buffer::Send, 0), part(rank, Buffer::Recv, start), count)
-                };
-                in_turn(rank, world).map(from).collect()
+                let receives = |&rank: &Rank| self.cut.buffers(rank)[Buffer::Recv as usize] == Blocks::All;
+                let gather = |rank| in_turn(rank, world).map(move |from| (from, rank));
+                let pairs = ranks().filter(receives).flat_map(gather);
+                pairs.map(|(from, to)| copy(at(from, Buffer::Send, from), at(to, Buffer::Recv, from), from)).collect()
             }
-            Op::AllToAll => in_turn(rank, world)
-                .map(|peer| copy(part(peer, Buffer::Send, rank * count), part(rank, Buffer::Recv, peer * count), count))
-                .collect(),
+            Op::AllToAll => {
+                let pairs = ranks().flat_map(|rank| in_turn(rank, world).map(move |from| (from, rank)));
+                pairs.map(|(from, to)| copy(at(from, Buffer::Send, to), at(to, Buffer::Recv, from), to)).collect()
+            }
             op => unreachable!("{op} has no direct form"),
         };
-        moves.retain(|one| one.count > 0);
+        let is_nothing = |one: &Move| one.count == 0 || (!op.reduces() && !self.changes && one.sources() == one.targets());
+        moves.retain(|one| !is_nothing(one));
         moves
+    }
+
+    /// The most moves of a kernel.
+    pub(crate) fn most_moves(world: usize, leaders: &[Rank], leader: Rank) -> usize {
+        world * leaders.iter().filter(|&&of| of == leader).count()
     }
 }
 
@@ -124,6 +116,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
+    use crate::cuda::rounds::tests::OPS;
 
     #[test]
     fn chunks_cover_all_elements_once() {
@@ -140,36 +133,52 @@ mod tests {
         }
     }
 
-    /// In place, no rank accesses an element that another rank writes.
+    /// The memory of a rank, apart from that of others.
+    const OF_RANK: u64 = 1 << 32;
+
+    /// The places of ranks that call in place, as NCCL defines it, or have their data in segments.
+    fn places(cut: &Cut, segments: impl Fn(Rank) -> bool) -> Vec<Place> {
+        let place = |rank: Rank| {
+            let base = (rank as u64 + 1) * OF_RANK;
+            if segments(rank) {
+                return Place::Segment(base);
+            }
+            let own = |blocks| match (blocks, cut.buffers(rank)) {
+                (Blocks::One(block), [Blocks::All, _] | [_, Blocks::All]) => base + (cut.offsets[block] * cut.size) as u64,
+                _ => base,
+            };
+            Place::Buffers(cut.buffers(rank).map(own))
+        };
+        (0..cut.world).map(place).collect()
+    }
+
+    /// In place, no kernel accesses an element that another one writes, and no move one that another
+    /// move writes.
     #[test]
-    fn no_rank_accesses_what_another_writes() {
-        let ops = [Op::AllReduce, Op::Reduce, Op::Broadcast, Op::AllGather, Op::ReduceScatter, Op::Gather, Op::Scatter];
-        for op in ops {
-            for world in 1..=5 {
-                let (count, root) = (300, world - 1);
-                // The ranks that write and read each element. In place, the single block lies in
-                // the buffer of all blocks.
-                let mut written: HashMap<(Rank, usize), Rank> = HashMap::new();
-                let mut read: Vec<((Rank, usize), Rank)> = Vec::new();
-                let place = |part: &Part| {
-                    let shift = match (op, part.buffer) {
-                        (Op::AllGather | Op::Gather, Buffer::Send) => part.rank * count,
-                        (Op::ReduceScatter | Op::Scatter, Buffer::Recv) => part.rank * count,
-                        _ => 0,
-                    };
-                    shift + part.offset as usize / 4
-                };
-                for rank in 0..world {
-                    for one in (Plan { op, dtype: DType::F32, rank, world, root, count, offsets: None }).moves() {
-                        // A copy from a place to itself is not made.
-                        let is_nothing = one.sources.len() == 1
-                            && (one.sources[0].rank, place(&one.sources[0])) == (one.targets[0].rank, place(&one.targets[0]));
-                        for i in 0..if is_nothing { 0 } else { one.count } {
-                            for target in &one.targets {
-                                let before = written.insert((target.rank, place(target) + i), rank);
-                                assert!(before.is_none(), "{op} {world}: written by {before:?} and {rank}");
+    fn no_move_accesses_what_another_writes() {
+        for op in OPS {
+            for (world, gpus, some) in (1..=5).flat_map(|world| [(world, 1, 0), (world, 2, 1), (world, world, 2), (world, 1, 3)])
+            {
+                let mut cut = Cut::even(op, world, world - 1, 300, 4);
+                cut.is_apart = op == Op::AllToAll;
+                if op == Op::AllToAll && some != 3 {
+                    // Out of place only.
+                    continue;
+                }
+                let leaders: Vec<Rank> = (0..world).map(|rank| rank % gpus).collect();
+                let round = (some > 0).then_some(0);
+                let places = places(&cut, |rank| some == 3 || (some > 0 && rank % 2 == 0));
+                let mut written: HashMap<u64, (Rank, usize)> = HashMap::new();
+                let mut read: Vec<(u64, (Rank, usize))> = Vec::new();
+                for leader in (0..world).filter(|&rank| leaders[rank] == rank) {
+                    let plan = Plan { cut: &cut, leaders: &leaders, round, changes: false };
+                    for (number, one) in plan.moves(leader, &places).iter().enumerate() {
+                        for i in 0..one.count {
+                            for target in one.targets() {
+                                let before = written.insert(target + 4 * i, (leader, number));
+                                assert!(before.is_none(), "{op} {world}: written by {before:?} and {leader}");
                             }
-                            read.extend(one.sources.iter().map(|source| ((source.rank, place(source) + i), rank)));
+                            read.extend(one.sources().iter().map(|source| (source + 4 * i, (leader, number))));
                         }
                     }
                 }

@@ -1,4 +1,4 @@
-//! Buffers in device memory: what kolo needs of a device, how a collective is cut into segments
+//! Buffers in device memory: what kolo needs of a device, how a collective is cut into rounds
 //! that pass through the host, and how ranks reach each other's device memory. [`crate::exec`] runs
 //! the collectives.
 
@@ -6,12 +6,19 @@ pub(crate) mod device;
 pub(crate) mod direct;
 #[cfg(test)]
 pub(crate) mod fake_device;
+pub(crate) mod held;
+pub(crate) mod imports;
 #[cfg(feature = "cuda")]
 mod kernels;
+pub(crate) mod lanes;
+pub(crate) mod moves;
 #[cfg(feature = "cuda")]
 mod nvidia;
 pub(crate) mod peers;
-pub(crate) mod segments;
+pub(crate) mod pinned;
+pub(crate) mod rounds;
+pub(crate) mod shared;
+pub(crate) mod words;
 
 use std::sync::Arc;
 

@@ -1,14 +1,31 @@
-//! What ranks tell each other about a collective's buffers before it runs, and the memory of peers
-//! that this rank has opened.
+//! How ranks reach each other's device memory.
+//!
+//! Each rank has an area on its device, which all leaders have open from the start. A rank tells
+//! its peers of a new allocation in the operation that first uses it, and passes its data through
+//! its area. Leaders open the allocation before they enqueue a later operation, and say so in that
+//! operation. From then on the rank's buffers in that allocation are used in place. So nothing is
+//! opened while a stream is held back.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::device::{Address, Device, DeviceId, Extent, Handle};
-use super::direct::Buffer;
-use crate::error::Result;
+use parking_lot::Mutex;
+
+use super::device::{Address, Device, DeviceId, Extent, Handle, Memory};
+use super::direct::Place;
+use super::imports::Import;
+use super::shared::shared;
 use crate::types::{Descriptor, Rank};
 use crate::wire::Reader;
+
+/// An allocation, and what another process needs to open it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Exported {
+    pub(crate) extent: Extent,
+    pub(crate) handle: Handle,
+}
 
 /// Where a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,192 +33,473 @@ pub(crate) enum BufferAt {
     /// This rank has no such buffer.
     Nowhere,
     Host,
-    /// In device memory that only this rank can reach.
-    Hidden,
-    /// In memory of a device whose kernels cannot be loaded.
-    Inert,
-    /// In an allocation that peers can open.
+    /// On a device. It passes through other memory.
+    Device,
+    /// In an allocation that all leaders have open.
     Open {
-        extent: Extent,
-        handle: Handle,
+        base: Address,
+        id: u64,
         offset: u64,
     },
 }
 
-/// What a rank tells its peers about its call.
+/// How a rank takes part in an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// With host memory alone.
+    Host,
+    /// Through host memory, in rounds.
+    Staged,
+    /// Where the buffers are, or through its area.
+    Direct,
+    /// It has not prepared for such operations yet. It waits for its peers, and comes again then.
+    Prepares,
+}
+
+/// What a rank tells its peers about its call.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     /// The call, so that a mismatch is found before anything is written.
     pub(crate) call: [u64; Descriptor::WORDS],
+    pub(crate) part: Part,
     /// A number that no other process has. Ranks of one process need not open each other's memory.
     pub(crate) process: u64,
-    /// The device of the buffers that are not in host memory.
+    /// The device of the buffers; all zeros for host memory.
     pub(crate) device: DeviceId,
-    /// Whether the buffers are those of an all-to-all in place.
-    pub(crate) is_in_place: bool,
     /// Where the send and the receive buffer are.
     pub(crate) places: [BufferAt; 2],
+    /// What it has open.
+    pub(crate) opened: Progress,
+    /// The area of a rank that prepares, or the allocations that this operation uses first.
+    pub(crate) news: [Option<Exported>; 2],
+    /// The numbers of allocations that the rank has freed.
+    pub(crate) gone: [u64; GONE],
 }
 
-const PLACE: usize = 1 + 4 * 8 + 64;
+/// The most freed allocations that a record tells of.
+const GONE: usize = 8;
+
+/// How far a leader has opened the allocations that it was told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Progress {
+    /// It cannot: all data passes through the areas from now on.
+    Refused,
+    /// Those of the first operations.
+    Through(u64),
+    /// It opens none, because it launches nothing for ranks of other processes.
+    All,
+}
 
 impl Record {
+    const PLACE: usize = 1 + 3 * 8;
+    const NEWS: usize = 1 + 3 * 8 + 64;
+
     /// Bytes of an encoded record.
-    pub(crate) const LEN: usize = Descriptor::WORDS * 8 + 8 + 16 + 1 + 2 * PLACE;
+    pub(crate) const LEN: usize = Descriptor::WORDS * 8 + 1 + 8 + 16 + 2 * Record::PLACE + 9 + 2 * Record::NEWS + GONE * 8;
 
     pub(crate) fn encode(&self) -> [u8; Record::LEN] {
         let mut bytes = Vec::with_capacity(Record::LEN);
-        self.call.iter().for_each(|word| bytes.extend(word.to_le_bytes()));
-        bytes.extend(self.process.to_le_bytes());
+        let numbers = |bytes: &mut Vec<u8>, all: &[u64]| all.iter().for_each(|number| bytes.extend(number.to_le_bytes()));
+        numbers(&mut bytes, &self.call);
+        bytes.push(match self.part {
+            Part::Host => 0,
+            Part::Staged => 1,
+            Part::Direct => 2,
+            Part::Prepares => 3,
+        });
+        numbers(&mut bytes, &[self.process]);
         bytes.extend(self.device);
-        bytes.push(self.is_in_place.into());
-        for place in &self.places {
-            let (kind, numbers, handle) = match *place {
-                BufferAt::Nowhere => (0, [0; 4], [0; 64]),
-                BufferAt::Host => (1, [0; 4], [0; 64]),
-                BufferAt::Hidden => (2, [0; 4], [0; 64]),
-                BufferAt::Open { extent: Extent { base, size, id }, handle, offset } => (3, [base, size, id, offset], handle),
-                BufferAt::Inert => (4, [0; 4], [0; 64]),
+        for place in self.places {
+            let (kind, of_place) = match place {
+                BufferAt::Nowhere => (0, [0; 3]),
+                BufferAt::Host => (1, [0; 3]),
+                BufferAt::Device => (2, [0; 3]),
+                BufferAt::Open { base, id, offset } => (3, [base, id, offset]),
             };
             bytes.push(kind);
-            numbers.iter().for_each(|number| bytes.extend(number.to_le_bytes()));
+            numbers(&mut bytes, &of_place);
+        }
+        let (kind, through) = match self.opened {
+            Progress::Refused => (0, 0),
+            Progress::Through(operations) => (1, operations),
+            Progress::All => (2, 0),
+        };
+        bytes.push(kind);
+        numbers(&mut bytes, &[through]);
+        for news in self.news {
+            bytes.push(news.is_some().into());
+            let Exported { extent, handle } =
+                news.unwrap_or(Exported { extent: Extent { base: 0, size: 0, id: 0 }, handle: [0; 64] });
+            numbers(&mut bytes, &[extent.base, extent.size, extent.id]);
             bytes.extend(handle);
         }
+        numbers(&mut bytes, &self.gone);
         bytes.try_into().expect("a record has a fixed length")
     }
 
-    /// Decodes a record of a peer, which is not trusted; `None` if it is malformed. `needed` has
-    /// the bytes that will be used of each buffer.
-    pub(crate) fn decode(bytes: &[u8], needed: [u64; 2]) -> Option<Record> {
+    /// Decodes a record of a peer, which is not trusted; `None` if it is malformed.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Record> {
         let mut reader = Reader::new(bytes);
         let mut call = [0; Descriptor::WORDS];
         for word in &mut call {
             *word = reader.number()?;
         }
-        let process = reader.number()?;
-        let device = reader.array()?;
-        let is_in_place = match reader.array::<1>()? {
-            [0] => false,
-            [1] => true,
+        let part = match reader.array()? {
+            [0] => Part::Host,
+            [1] => Part::Staged,
+            [2] => Part::Direct,
+            [3] => Part::Prepares,
             _ => return None,
         };
+        let process = reader.number()?;
+        let device = reader.array()?;
         let mut places = [BufferAt::Nowhere; 2];
-        for (place, needed) in places.iter_mut().zip(needed) {
+        for place in &mut places {
             let [kind] = reader.array()?;
-            let [base, size, id, offset] = [reader.number()?, reader.number()?, reader.number()?, reader.number()?];
-            let handle = reader.array()?;
+            let [base, id, offset] = [reader.number()?, reader.number()?, reader.number()?];
             *place = match kind {
                 0 => BufferAt::Nowhere,
                 1 => BufferAt::Host,
-                2 => BufferAt::Hidden,
-                3 => {
-                    let fits = offset.checked_add(needed).is_some_and(|end| end <= size) && base.checked_add(size).is_some();
-                    fits.then_some(BufferAt::Open { extent: Extent { base, size, id }, handle, offset })?
-                }
-                4 => BufferAt::Inert,
+                2 => BufferAt::Device,
+                3 => BufferAt::Open { base, id, offset },
                 _ => return None,
             };
         }
-        reader.is_at_end().then_some(Record { call, process, device, is_in_place, places })
-    }
-
-    pub(crate) fn place(&self, buffer: Buffer) -> &BufferAt {
-        &self.places[buffer as usize]
-    }
-}
-
-/// Allocations of peers.
-///
-/// All ranks of a communicator see the same records in the same order, so an allocation that is new
-/// to one is new to all.
-#[derive(Default)]
-pub(crate) struct Peers {
-    /// By rank and base address: the id of the allocation, and the opened allocation; `None` if a
-    /// rank could not open it.
-    opened: HashMap<(Rank, Address), (u64, Option<Opened>)>,
-}
-
-/// An allocation of a peer that this rank can reach.
-struct Opened {
-    device: Arc<dyn Device>,
-    address: Address,
-    /// Whether it belongs to another process.
-    is_imported: bool,
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        if self.is_imported {
-            // SAFETY: the device imported it, and the operations that used it have ended:
-            // operations run one after the other.
-            unsafe { self.device.close(self.address) };
+        let kind = reader.array()?;
+        let through = reader.number()?;
+        let opened = match kind {
+            [0] => Progress::Refused,
+            [1] => Progress::Through(through),
+            [2] => Progress::All,
+            _ => return None,
+        };
+        let mut news = [None; 2];
+        for news in &mut news {
+            let is_some = reader.array()?;
+            let extent = Extent { base: reader.number()?, size: reader.number()?, id: reader.number()? };
+            let handle = reader.array()?;
+            extent.base.checked_add(extent.size)?;
+            *news = match is_some {
+                [0] => None,
+                [1] => Some(Exported { extent, handle }),
+                _ => return None,
+            };
         }
+        let mut gone = [0; GONE];
+        for id in &mut gone {
+            *id = reader.number()?;
+        }
+        reader.is_at_end().then_some(Record { call, part, process, device, places, opened, news, gone })
     }
 }
 
-/// The number of peers' allocations that stay open.
-const MOST_OPENED: usize = 1024;
+/// The leader of each rank: the first rank on the same device.
+pub(crate) fn leaders(devices: &[DeviceId]) -> Vec<Rank> {
+    let first = |device: &DeviceId| devices.iter().position(|other| other == device).expect("it is one of them");
+    devices.iter().map(first).collect()
+}
+
+/// The device memory of the ranks of a communicator. Callers and the progress thread share it. It
+/// is not locked during a driver call.
+pub(crate) struct Peers {
+    rank: Rank,
+    pub(crate) leaders: Vec<Rank>,
+    /// The process of each rank.
+    processes: Vec<u64>,
+    /// This rank's area. Never freed after a failure: peers that have not noticed it yet still use
+    /// it.
+    area: ManuallyDrop<Memory>,
+    is_abandoned: AtomicBool,
+    /// Bytes of each area.
+    pub(crate) area_len: usize,
+    /// Each rank's area, as this leader reaches it.
+    areas: Vec<(Address, Option<Arc<Import>>)>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// This rank's allocations that peers know of, the latest last.
+    own: Vec<Own>,
+    /// Allocations that this rank has freed, of which the peers are to be told.
+    gone: Vec<u64>,
+    /// What this leader has open, by rank and the allocation's number.
+    open: HashMap<(Rank, u64), Open>,
+    /// What it is to open.
+    wanted: Vec<Wanted>,
+    /// The latest allocations that their owners have freed, by rank.
+    freed: VecDeque<(Rank, u64)>,
+    /// How many operations have told of their allocations.
+    told: u64,
+    /// How far each rank has opened.
+    opened: Vec<Progress>,
+}
+
+/// An allocation of a peer that is to be opened.
+struct Wanted {
+    /// The operation that told of it.
+    told: u64,
+    rank: Rank,
+    exported: Exported,
+    /// How often the driver has refused it. Its owner may have freed it, and say so later.
+    refusals: u32,
+}
+
+/// After so many refusals, one a call, a rank gives up to open memory of others.
+const MOST_REFUSALS: u32 = 100;
+
+/// How many allocations that were freed are remembered.
+const MOST_FREED: usize = 1024;
+
+/// An allocation of this rank.
+struct Own {
+    extent: Extent,
+    /// The operation that told of it. `None` until that has run.
+    told: Option<u64>,
+}
+
+/// An allocation of a peer.
+struct Open {
+    import: Arc<Import>,
+    size: u64,
+}
+
+/// Segments of an area.
+pub(crate) const HALVES: usize = 2;
+
+/// The most allocations that stay open of a rank.
+const MOST_OWN: usize = 256;
+
+/// What a call says of this rank's memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Said {
+    pub(crate) places: [BufferAt; 2],
+    pub(crate) news: [Option<Exported>; 2],
+    pub(crate) gone: [u64; GONE],
+    pub(crate) opened: Progress,
+}
+
+impl Said {
+    /// Nothing, for a call that is not direct.
+    pub(crate) fn nothing(places: [BufferAt; 2]) -> Said {
+        Said { places, news: [None; 2], gone: [0; GONE], opened: Progress::All }
+    }
+}
 
 impl Peers {
-    /// Returns the buffers of these records whose allocations are new, or replace one at the same
-    /// address.
-    pub(crate) fn news(&self, records: &[Record]) -> Vec<(Rank, Buffer)> {
-        let buffers = (0..records.len()).flat_map(|rank| [(rank, Buffer::Send), (rank, Buffer::Recv)]);
-        let is_new = |&(rank, buffer): &(Rank, Buffer)| match records[rank].place(buffer) {
-            BufferAt::Open { extent, .. } => self.opened.get(&(rank, extent.base)).is_none_or(|(id, _)| *id != extent.id),
-            _ => false,
-        };
-        buffers.filter(is_new).collect()
+    pub(crate) fn new(
+        rank: Rank,
+        records: &[Record],
+        (area, area_len): (Memory, usize),
+        areas: Vec<(Address, Option<Arc<Import>>)>,
+    ) -> Peers {
+        let leaders = leaders(&records.iter().map(|record| record.device).collect::<Vec<_>>());
+        let processes = records.iter().map(|record| record.process).collect();
+        let state = Mutex::new(State { opened: vec![Progress::Through(0); records.len()], ..State::default() });
+        let (area, is_abandoned) = (ManuallyDrop::new(area), AtomicBool::new(false));
+        Peers { rank, leaders, processes, area, is_abandoned, area_len, areas, state }
     }
 
-    /// Opens new allocations, and closes those that they replace. Returns at the first failure;
-    /// [`Peers::apply_results`] applies it.
-    pub(crate) fn open(
-        &mut self,
-        device: &Arc<dyn Device>,
-        mine: &Record,
-        records: &[Record],
-        news: &[(Rank, Buffer)],
-    ) -> Result<()> {
-        if self.opened.len() + news.len() > MOST_OPENED {
-            self.opened.clear();
+    /// The address of a round's segment in this rank's area, for this rank.
+    pub(crate) fn own_segment(&self, round: usize) -> Address {
+        self.area.address + self.segment(round) as Address
+    }
+
+    /// Keeps the area for ever, because an operation has failed.
+    pub(crate) fn abandon(&self) {
+        self.is_abandoned.store(true, Ordering::Relaxed);
+    }
+
+    /// The offset of a round's segment in an area.
+    pub(crate) fn segment(&self, round: usize) -> usize {
+        round % HALVES * (self.area_len / HALVES)
+    }
+
+    pub(crate) fn is_leader(&self) -> bool {
+        self.leaders[self.rank] == self.rank
+    }
+
+    /// Whether a leader must open this rank's memory.
+    fn must_be_opened(&self) -> bool {
+        self.leaders.iter().any(|&leader| self.processes[leader] != self.processes[self.rank])
+    }
+
+    /// Whether this rank opens memory of others.
+    fn opens(&self) -> bool {
+        self.is_leader() && self.processes.iter().any(|&process| process != self.processes[self.rank])
+    }
+
+    /// Opens what peers have told of. Called before a call is enqueued; calls the driver.
+    pub(crate) fn open_news(&self, device: &Arc<dyn Device>) -> Progress {
+        if !self.opens() {
+            return Progress::All;
         }
-        for &(rank, buffer) in news {
-            let BufferAt::Open { extent, handle, .. } = records[rank].place(buffer) else { continue };
-            let key = (rank, extent.base);
-            if self.opened.get(&key).is_some_and(|(id, _)| *id == extent.id) {
-                // Both buffers are in the same allocation.
+        let (wanted, mut through) = {
+            let mut state = self.state.lock();
+            if state.opened[self.rank] == Progress::Refused {
+                return Progress::Refused;
+            }
+            (std::mem::take(&mut state.wanted), Progress::Through(state.told))
+        };
+        let mut later = Vec::new();
+        let mut opened = Vec::new();
+        for mut one in wanted {
+            let Wanted { told, rank, exported, .. } = one;
+            match shared(&**device).imports.open(device, &exported.handle) {
+                Ok(Some(import)) => opened.push(((rank, exported.extent.id), Open { import, size: exported.extent.size })),
+                Err(error) if one.refusals == MOST_REFUSALS => {
+                    tracing::warn!(%error, rank, "memory of another rank cannot be opened: it passes through areas");
+                    through = Progress::Refused;
+                }
+                refused => {
+                    one.refusals += u32::from(refused.is_err());
+                    through = through.min(Progress::Through(told - 1));
+                    later.push(one);
+                }
+            }
+        }
+        let mut state = self.state.lock();
+        // Freed meanwhile.
+        let freed = |rank, id| state.freed.contains(&(rank, id));
+        let (opened, dropped): (Vec<_>, Vec<_>) = opened.into_iter().partition(|((rank, id), _)| !freed(*rank, *id));
+        later.retain(|one| !freed(one.rank, one.exported.extent.id));
+        state.open.extend(opened);
+        later.append(&mut state.wanted);
+        state.wanted = later;
+        drop(state);
+        // Closed later.
+        drop(dropped);
+        through
+    }
+
+    /// What this rank says of its buffers in a direct call. `exports` has the allocation of each
+    /// buffer, its handle if peers can open it, and the buffer's offset in it.
+    pub(crate) fn say(
+        &self,
+        device: &Arc<dyn Device>,
+        exports: [Option<(Extent, Option<Handle>, u64)>; 2],
+        places: [BufferAt; 2],
+        may_be_open: bool,
+    ) -> Said {
+        let mut said = Said { opened: self.open_news(device), ..Said::nothing(places) };
+        let must_be_opened = self.must_be_opened();
+        let mut state = self.state.lock();
+        let State { own, gone, opened, .. } = &mut *state;
+        let opened = opened.iter().copied().min().unwrap_or(Progress::Refused);
+        for (buffer, export) in exports.iter().enumerate() {
+            let Some((extent, handle, offset)) = *export else { continue };
+            let Extent { base, id, .. } = extent;
+            let is_open = match own.iter().find(|known| known.extent.id == id) {
+                _ if !must_be_opened => true,
+                _ if handle.is_none() => false,
+                Some(Own { told: Some(told), .. }) => opened >= Progress::Through(*told),
+                Some(Own { told: None, .. }) => false,
+                None if opened == Progress::Refused => false,
+                None => {
+                    // The same address, or an allocation of long ago.
+                    let replaced = own.iter().position(|known| known.extent.base == base);
+                    let oldest = (own.len() >= MOST_OWN).then_some(0);
+                    gone.extend(replaced.or(oldest).map(|index| own.remove(index).extent.id));
+                    own.push(Own { extent, told: None });
+                    said.news[buffer] = handle.map(|handle| Exported { extent, handle });
+                    false
+                }
+            };
+            if is_open && may_be_open {
+                said.places[buffer] = BufferAt::Open { base, id, offset };
+            }
+        }
+        for place in &mut said.gone {
+            *place = gone.pop().unwrap_or(0);
+        }
+        said
+    }
+
+    /// This rank's allocations of which peers know.
+    pub(crate) fn own(&self) -> Vec<Extent> {
+        self.state.lock().own.iter().map(|own| own.extent).collect()
+    }
+
+    /// Has peers be told that this rank has freed an allocation.
+    pub(crate) fn has_gone(&self, extent: &Extent) {
+        let mut state = self.state.lock();
+        let State { own, gone, .. } = &mut *state;
+        own.retain(|known| {
+            let is_it = known.extent.id == extent.id;
+            if is_it {
+                gone.push(extent.id);
+            }
+            !is_it
+        });
+    }
+
+    /// Applies the records of all ranks.
+    pub(crate) fn hear(&self, records: &[Record]) {
+        let opens = self.opens();
+        let mut dropped = Vec::new();
+        let mut state = self.state.lock();
+        state.told += 1;
+        let number = state.told;
+        for (rank, record) in records.iter().enumerate() {
+            state.opened[rank] =
+                record.opened.min(if state.opened[rank] == Progress::Refused { Progress::Refused } else { Progress::All });
+            if rank == self.rank {
+                let told = |id| record.news.iter().flatten().any(|news| news.extent.id == id);
+                state.own.iter_mut().filter(|own| told(own.extent.id)).for_each(|own| own.told = Some(number));
                 continue;
             }
-            // Removed first: the new allocation may get the address of the old one.
-            self.opened.remove(&key);
-            let is_imported = records[rank].process != mine.process;
-            let address = if is_imported {
-                device.import(handle)?
-            } else {
-                device.reach(extent.base)?;
-                extent.base
-            };
-            self.opened.insert(key, (extent.id, Some(Opened { device: device.clone(), address, is_imported })));
-        }
-        Ok(())
-    }
-
-    /// Records whether all ranks could open the new allocations. If not, no rank uses them, and
-    /// they are not tried again.
-    pub(crate) fn apply_results(&mut self, records: &[Record], news: &[(Rank, Buffer)], by_all: bool) {
-        for &(rank, buffer) in news.iter().filter(|_| !by_all) {
-            if let BufferAt::Open { extent, .. } = records[rank].place(buffer) {
-                self.opened.insert((rank, extent.base), (extent.id, None));
+            for &id in record.gone.iter().filter(|&&id| id != 0) {
+                dropped.extend(state.open.remove(&(rank, id)));
+                state.wanted.retain(|one| (one.rank, one.exported.extent.id) != (rank, id));
+                state.freed.push_back((rank, id));
+                if state.freed.len() > MOST_FREED {
+                    state.freed.pop_front();
+                }
+            }
+            if opens && record.process != self.processes[self.rank] {
+                let wanted = |news: &Exported| Wanted { told: number, rank, exported: *news, refusals: 0 };
+                state.wanted.extend(record.news.iter().flatten().map(wanted));
             }
         }
+        drop(state);
+        // Closed later.
+        drop(dropped);
     }
 
-    /// Returns the address of a rank's buffer on this device; `None` if a rank cannot reach it.
-    pub(crate) fn address(&self, rank: Rank, place: &BufferAt) -> Option<Address> {
-        let BufferAt::Open { extent, offset, .. } = place else { return None };
-        let (id, opened) = self.opened.get(&(rank, extent.base))?;
-        opened.as_ref().filter(|_| *id == extent.id).map(|opened| opened.address + offset)
+    /// Where a rank's data is, as this leader reaches it. `segment` is the offset of the round's
+    /// segment in an area, `needed` the bytes that are used of each buffer. `None` if what the rank
+    /// says is impossible.
+    pub(crate) fn place(&self, rank: Rank, record: &Record, segment: usize, needed: [u64; 2]) -> Option<Place> {
+        if record.places.contains(&BufferAt::Host) {
+            return None;
+        }
+        if record.places.contains(&BufferAt::Device) {
+            return Some(Place::Segment(self.areas[rank].0 + segment as u64));
+        }
+        let mut buffers = [0; 2];
+        for (buffer, (place, needed)) in buffers.iter_mut().zip(record.places.iter().zip(needed)) {
+            let BufferAt::Open { base, id, offset } = *place else { continue };
+            if record.process == self.processes[self.rank] {
+                *buffer = base.checked_add(offset)?;
+                continue;
+            }
+            let state = self.state.lock();
+            let open = state.open.get(&(rank, id))?;
+            if offset.checked_add(needed)? > open.size {
+                return None;
+            }
+            *buffer = open.import.address + offset;
+        }
+        Some(Place::Buffers(buffers))
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        if !*self.is_abandoned.get_mut() {
+            // SAFETY: it is dropped only here, and no operation uses it: none is in flight, and none failed.
+            unsafe { ManuallyDrop::drop(&mut self.area) };
+        }
     }
 }
 
@@ -211,37 +509,44 @@ mod tests {
 
     fn record() -> Record {
         let extent = Extent { base: 4096, size: 1000, id: 7 };
-        let places = [BufferAt::Open { extent, handle: [3; 64], offset: 900 }, BufferAt::Hidden];
-        Record { call: [5; Descriptor::WORDS], process: 11, device: [2; 16], is_in_place: true, places }
+        Record {
+            call: [5; Descriptor::WORDS],
+            part: Part::Direct,
+            process: 11,
+            device: [2; 16],
+            places: [BufferAt::Open { base: 4096, id: 7, offset: 900 }, BufferAt::Device],
+            opened: Progress::Through(3),
+            news: [None, Some(Exported { extent, handle: [3; 64] })],
+            gone: [1, 2, 3, 4, 0, 0, 0, 0],
+        }
     }
 
     #[test]
     fn encoded_records_decode_to_the_same() {
         let bytes = record().encode();
-        assert_eq!(Record::decode(&bytes, [100, 100]), Some(record()));
+        assert_eq!(Record::decode(&bytes), Some(record()));
     }
 
     #[test]
     fn malformed_records_are_rejected() {
         let bytes = record().encode();
-        // More bytes than the allocation has after the offset.
-        assert_eq!(Record::decode(&bytes, [101, 0]), None);
         for len in 0..bytes.len() {
-            assert_eq!(Record::decode(&bytes[..len], [0, 0]), None);
+            assert_eq!(Record::decode(&bytes[..len]), None);
         }
         for at in 0..bytes.len() {
             for value in [0, 1, 5, 255] {
                 let mut bytes = bytes;
                 bytes[at] = value;
-                // The bytes may be another valid record, whose buffers stay within their
-                // allocations.
-                for place in Record::decode(&bytes, [100, 100]).into_iter().flat_map(|record| record.places) {
-                    if let BufferAt::Open { extent, offset, .. } = place {
-                        assert!(extent.base as u128 + extent.size as u128 <= u64::MAX as u128);
-                        assert!(offset as u128 + 100 <= extent.size as u128);
-                    }
+                // The bytes may be another valid record, whose allocations have an end.
+                for news in Record::decode(&bytes).into_iter().flat_map(|record| record.news).flatten() {
+                    assert!(news.extent.base as u128 + news.extent.size as u128 <= u64::MAX as u128);
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_first_rank_of_a_device_launches() {
+        assert_eq!(leaders(&[[1; 16], [2; 16], [1; 16], [2; 16]]), [0, 1, 0, 1]);
     }
 }

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use super::lent::Lent;
 use crate::buffer::{RawSlice, RawSliceMut, Source};
+use crate::cuda::rounds::Cut;
 use crate::error::{ArgumentError, Error, Result};
 use crate::schedule::Blocks;
 use crate::types::{DType, Descriptor, Element, Op, Rank, ReduceOp, shape_of};
@@ -144,6 +145,16 @@ impl Call {
             _ => self.count,
         };
         (elements * self.dtype.size()) as u64
+    }
+
+    /// How a collective is cut into rounds on devices: into one.
+    pub(crate) fn cut(&self, world: usize) -> Cut {
+        let Call { op, root, count, dtype, .. } = *self;
+        let counts = self.recv_counts.as_ref().or(self.send_counts.as_ref());
+        match counts.map(Counts::offsets) {
+            Some(offsets) => Cut::of(op, world, root, offsets.to_vec(), dtype.size()),
+            None => Cut::even(op, world, root, count, dtype.size()),
+        }
     }
 
     /// Whether the operation moves nothing, on any rank.

@@ -1,124 +1,83 @@
-//! What a communicator keeps between its calls on devices: streams, memory, and what it has opened
-//! of its peers'.
+//! What a communicator keeps between its calls on devices.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::cuda::device::{Address, Device, DeviceId, Event, Memory, Pinned, Stream, StreamId};
-use crate::cuda::peers::Peers;
+use super::host_area::HostArea;
+use super::lent::Lent;
+use crate::cuda::device::{Device, DeviceId, Event, StreamId};
+use crate::cuda::lanes::Lane;
+use crate::cuda::peers::{Peers, Record};
+use crate::cuda::shared::shared;
 use crate::error::{Error, Result};
 use crate::shm::registered::Allocation;
-use crate::sys::Region;
-use crate::types::{DType, Op, ReduceOp};
 
-/// Calls that need the same of a device: operation, element type, reduction, and whether it is
-/// large.
-pub(super) type Kind = (Op, DType, Option<ReduceOp>, bool);
-
-/// Segments that are in flight at once: one arrives, one is reduced, one leaves.
-pub(super) const SLOTS: usize = 3;
-
+/// What the callers keep. It is locked while one of them prepares and enqueues a call, never while
+/// an operation runs.
 #[derive(Default)]
-pub(crate) struct Devices {
-    pub(super) lanes: Option<Lanes>,
-    /// Host memory for segments. Ranks of one host share it, so that a reduced segment is not
-    /// staged a second time.
-    pub(super) area: Option<Area>,
-    /// Host memory for short calls.
-    pub(super) scratch: Option<Area>,
-    pub(super) on_device: Option<DeviceArea>,
-    pub(super) peers: Peers,
-    /// The device that each rank used last; all zeros if none.
-    pub(super) of_ranks: Vec<DeviceId>,
-    /// A process number that tests choose.
-    pub(super) process: Option<u64>,
+pub(crate) struct Calling {
+    pub(super) lane: Option<Arc<Lane>>,
+    /// How large calls pass; `None` before the first.
+    pub(super) mode: Option<Mode>,
+    /// The last call that used this rank's area: another stream waits until its stream has left.
+    pub(super) last: Weak<Lent>,
+    /// Large calls so far.
+    pub(super) calls: u64,
 }
 
-impl Devices {
-    /// An operation has failed. Peers that have not noticed it yet still use this rank's area, so
-    /// it is never freed.
+/// How large calls on devices pass, on all ranks alike.
+#[derive(Clone)]
+pub(super) enum Mode {
+    /// Every launcher can reach the memory of all ranks.
+    Direct(DeviceId, Arc<Peers>),
+    /// Through host memory.
+    Staged(Arc<HostArea>),
+}
+
+impl Drop for Calling {
+    fn drop(&mut self) {
+        self.lane.take().into_iter().for_each(retire);
+    }
+}
+
+impl Calling {
+    /// kolo's own stream on a device.
+    pub(super) fn lane(&mut self, device: &Arc<dyn Device>) -> Result<Arc<Lane>> {
+        if let Some(lane) = self.lane.as_ref().filter(|lane| lane.device.id() == device.id()) {
+            return Ok(lane.clone());
+        }
+        let lane = shared(&**device).lanes.take(device)?;
+        self.lane.replace(lane.clone()).into_iter().for_each(retire);
+        Ok(lane)
+    }
+
+    /// Keeps this rank's area for ever, because an operation has failed.
     pub(super) fn abandon(&mut self) {
-        std::mem::forget(self.on_device.take().and_then(|area| area.memory));
-    }
-}
-
-/// kolo's own streams on a device.
-pub(super) struct Lanes {
-    pub(super) device: Arc<dyn Device>,
-    pub(super) out: Stream,
-    pub(super) back: Stream,
-    /// For each slot, when its segment has left the device, and when it has come back.
-    pub(super) outs: [Event; SLOTS],
-    pub(super) backs: [Event; SLOTS],
-    /// How long the streams may take: the deadline of the call that uses them.
-    pub(super) timeout: Duration,
-}
-
-impl Lanes {
-    pub(super) fn new(device: &Arc<dyn Device>) -> Result<Lanes> {
-        let events = || -> Result<[Event; SLOTS]> { Ok([Event::new(device)?, Event::new(device)?, Event::new(device)?]) };
-        Ok(Lanes {
-            out: Stream::new(device)?,
-            back: Stream::new(device)?,
-            outs: events()?,
-            backs: events()?,
-            device: device.clone(),
-            timeout: Duration::MAX,
-        })
-    }
-
-    pub(super) fn until_done(&self, event: &Event) -> Result<()> {
-        until_done(event, self.timeout)
-    }
-
-    /// Waits for everything in the stream to the device.
-    pub(super) fn finish(&self) -> Result<()> {
-        self.backs[0].record(self.back.id)?;
-        self.until_done(&self.backs[0])
-    }
-}
-
-/// Host memory through which segments pass.
-pub(super) struct Area {
-    /// Declared before the memory, because it is unpinned first. Memory that could not be pinned is
-    /// not tried again.
-    pub(super) pinned: Option<Option<Pinned>>,
-    pub(super) memory: Arc<Allocation>,
-    /// This rank's part.
-    pub(super) place: usize,
-}
-
-impl Area {
-    pub(super) fn private(len: usize) -> Option<Area> {
-        let region = Arc::new(Region::try_heap(len)?);
-        Some(Area { pinned: None, memory: Arc::new(Allocation { region, part: len }), place: 0 })
-    }
-
-    pub(super) fn at(&self, offset: usize) -> *mut u8 {
-        self.memory.at(self.place, offset)
-    }
-
-    /// Pins the memory for a device. Copies from memory that is not pinned are slower, but correct.
-    pub(super) fn pin(&mut self, device: &Arc<dyn Device>) {
-        if self.pinned.is_none() {
-            // SAFETY: the memory is dropped after that.
-            let pinned = unsafe { Pinned::new(device, self.at(0), self.memory.part) };
-            let pinned = pinned.inspect_err(|error| tracing::warn!(%error, "host memory cannot be pinned: copies take longer"));
-            self.pinned = Some(pinned.ok());
+        if let Some(Mode::Direct(_, peers)) = &self.mode {
+            peers.abandon();
         }
     }
 }
 
-/// Device memory that peers can reach, for buffers that they cannot.
-pub(super) struct DeviceArea {
-    /// Keeps the addresses valid.
-    pub(super) _peers: Peers,
-    pub(super) memory: Option<Memory>,
-    /// Where each rank's area is from here; `None` if not every rank can reach every other.
-    pub(super) addresses: Option<Vec<Address>>,
+/// What the ranks have found out together before their first large call.
+pub(super) enum Prepared {
+    /// All of them have areas on devices, which may be reachable.
+    Reachable(Vec<Record>),
+    /// They use host memory, which is there now: this, and this rank's place in it.
+    Staged(Arc<Allocation>, usize),
 }
 
-/// Waits for this rank's own copies and kernels.
+/// What the thread keeps that runs the operations.
+#[derive(Default)]
+pub(crate) struct Devices {
+    /// Host memory for segments. Ranks of one host share it, so that a reduced segment is not
+    /// staged a second time. All ranks have it, or none.
+    pub(super) area: Option<(Arc<Allocation>, usize)>,
+    /// A process number that tests choose.
+    pub(super) process: Option<u64>,
+}
+
+/// Waits for an event of this rank's stream.
 pub(super) fn until_done(event: &Event, timeout: Duration) -> Result<()> {
     let began = Instant::now();
     let mut looks = Looks::default();
@@ -130,6 +89,26 @@ pub(super) fn until_done(event: &Event, timeout: Duration) -> Result<()> {
         looks.look_again();
     }
     Ok(())
+}
+
+/// Gives a lane back when its stream has done all its work: it may still wait for a stream of the
+/// caller.
+fn retire(lane: Arc<Lane>) {
+    if lane.device.held().is_own() && lane.mark().is_ok() {
+        let held = lane.device.held().clone();
+        held.until_left(move || {
+            let is_done = lane.has_done_it();
+            if is_done {
+                shared(&*lane.device).lanes.give_back(lane.clone());
+            }
+            is_done
+        });
+    }
+}
+
+/// Waits for all work of kolo's stream. For devices whose streams cannot wait for the host.
+pub(super) fn finish(lane: &Lane, timeout: Duration) -> Result<()> {
+    lane.join(|join| until_done(join, timeout))
 }
 
 /// How long to wait for a device whose operation has failed.

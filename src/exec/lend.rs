@@ -2,7 +2,6 @@
 //! turn in a stream.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use super::call::Call;
 use super::lent::Lent;
@@ -13,9 +12,25 @@ use crate::cuda::device::{Device, Driver, Event, StreamId};
 use crate::error::{Error, Result};
 use crate::types::{DType, Op, ReduceOp};
 
-/// How a device reduces for a call. Bytes become bools by a maximum.
-fn reduction(call: &Call) -> Option<ReduceOp> {
-    call.redop.or((call.dtype == DType::Bool).then_some(ReduceOp::Max))
+/// The kernel of a call on a device. A copy is the bitwise or of one source, in the integer of the
+/// element's size: other reductions may change the payload of a NaN. Bytes become bools by a maximum.
+pub(super) fn kernel(call: &Call) -> (DType, ReduceOp) {
+    match (call.redop, call.dtype) {
+        (Some(redop), dtype) => (dtype, redop),
+        (None, DType::Bool) => (DType::Bool, ReduceOp::Max),
+        (None, dtype) => copy_kernel(dtype),
+    }
+}
+
+/// The kernel that copies elements of a type with all their bits.
+pub(super) fn copy_kernel(dtype: DType) -> (DType, ReduceOp) {
+    let integer = match dtype.size() {
+        1 => DType::U8,
+        2 => DType::U16,
+        4 => DType::U32,
+        _ => DType::U64,
+    };
+    (integer, ReduceOp::BitOr)
 }
 
 /// No stream, and CUDA's default stream.
@@ -53,7 +68,7 @@ impl Executor {
     }
 
     /// Finds out whether the buffers of a call are on a device. If so, or if there is a stream, the
-    /// call takes its turn in the stream. A failure leaves the communicator usable: no other rank
+    /// call will take its turn in the stream. A failure leaves the communicator usable: no other rank
     /// has seen the call yet.
     #[inline(always)]
     pub(crate) fn lend(&self, call: &mut Call, stream: StreamId) -> Result<()> {
@@ -91,16 +106,13 @@ impl Executor {
             let why = "other ranks take part, on their hosts; call it outside of the capture".to_owned();
             return Err(Error::Unsupported { what: "a collective in a CUDA graph", why });
         }
-        let ready = Event::new(&device)?;
-        ready.record(stream)?;
-        let gate = device.gates()?.and_then(|gates| gates.take());
         // On this thread: it may wait for streams, and none waits for this call yet.
-        let prepared = if on_device.contains(&true) { device.prepare(call.dtype, reduction(call)) } else { Ok(()) };
+        let (dtype, redop) = if self.state.asks(call) { kernel(call) } else { copy_kernel(call.dtype) };
+        let prepared = if on_device.contains(&true) { device.prepare(dtype, Some(redop)) } else { Ok(()) };
         let has_kernels = prepared
             .inspect_err(|error| tracing::warn!(%error, "there are no kernels: buffers on this device pass through the host"))
             .is_ok();
-        let is_closed = AtomicBool::new(false);
-        call.lent = Some(Arc::new(Lent { device, on_device, stream, ready, gate, is_closed, has_kernels }));
+        call.lent = Some(Arc::new(Lent::new(device, on_device, stream, has_kernels)));
         Ok(())
     }
 
@@ -114,18 +126,17 @@ impl Executor {
         let mut call = self.prepare(raw)?;
         self.lend(&mut call, stream)?;
         self.state.check_process(call.op)?;
-        if let Some(mut core) = self.claim() {
+        if call.lent.is_none() {
             // SAFETY: passed on.
-            return unsafe { self.state.dispatch(&mut core, &call) };
+            return unsafe { self.submit_checked(&call) };
         }
-        // After the calls that were started before.
-        Ok(self.queue_call(call)?.wait()?)
+        Ok(self.enqueue(std::slice::from_ref(&call), false, || self.queue_call(call.clone()))?.wait()?)
     }
 
     /// Waits for what the caller gave its stream, as an operation would: until the deadline of
     /// operations, or until the communicator ends. To be called while no operation is in flight.
     pub(crate) fn until_done(&self, event: &Event) -> Result<()> {
-        let result = self.state.until(event, self.state.info.timeout, Op::AllReduce, None);
+        let result = self.state.until_event(event, self.state.info.timeout, Op::AllReduce);
         result.map_err(|error| match error {
             Error::Aborted { .. } => self.fail(error),
             error => error,

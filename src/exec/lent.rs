@@ -2,58 +2,268 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::cuda::device::{Device, Event, Gate, StreamId};
-use crate::error::Result;
+use parking_lot::Mutex;
 
-/// The turn of a call in its caller's stream: when the stream has reached the call, and how it
-/// waits for the call's end.
+use super::host_area::HostArea;
+use crate::buffer::RawSliceMut;
+use crate::cuda::device::{Address, Device, StreamId};
+use crate::cuda::held::Hold;
+use crate::cuda::lanes::Lane;
+use crate::cuda::moves::{Move, Moves};
+use crate::cuda::peers::{Peers, Said};
+use crate::cuda::pinned::PinnedBuffer;
+use crate::cuda::rounds::Cut;
+use crate::cuda::shared::shared;
+use crate::cuda::words::Words;
+use crate::error::Result;
+use crate::sys::Region;
+
+/// A call on a device or in a stream. All of its work is enqueued when it is called. The host then
+/// runs it by reading and writing memory.
 pub(crate) struct Lent {
     pub(super) device: Arc<dyn Device>,
     /// Whether the send and the receive buffer are the device's.
     pub(super) on_device: [bool; 2],
-    /// The stream in which the call takes its turn.
+    /// The caller's stream.
     pub(super) stream: StreamId,
-    /// Done when the stream has reached the call.
-    pub(super) ready: Event,
-    /// Where streams can wait for the end of the call; `None` if streams of this device cannot wait
-    /// for the host.
-    pub(super) gate: Option<Gate>,
-    /// Whether the caller's stream waits at the gate.
-    pub(super) is_closed: AtomicBool,
     /// Whether the device can reduce.
     pub(super) has_kernels: bool,
+    /// Set when the call is enqueued.
+    pub(super) enqueued: OnceLock<Enqueued>,
+    /// Whether only the caller's stream waits for the call's end.
+    is_unattended: AtomicBool,
 }
 
+/// The work of a call in a stream, and how the host runs it.
+pub(super) struct Enqueued {
+    pub(super) path: Path,
+    /// The stream that does the work: the caller's, or kolo's own.
+    pub(super) stream: StreamId,
+    /// `None` where the host copies, because streams cannot wait for it.
+    pub(super) gate: Option<Gate>,
+}
+
+/// The words of a call, and what its kernels move.
+pub(super) struct Gate {
+    device: Arc<dyn Device>,
+    /// `None` once they have been given back.
+    words: Option<Words>,
+    /// Memory for what a kernel moves.
+    moves: Option<PinnedBuffer>,
+    /// Memory that the stream copies to and from.
+    memory: Option<PinnedBuffer>,
+    hold: Mutex<Option<Hold>>,
+    /// Whether the stream has been let go. From then on nothing moves.
+    is_released: Mutex<bool>,
+    given: Mutex<Given>,
+}
+
+/// How much of a call the stream has been given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Given {
+    Nothing,
+    Part,
+    /// Its last work says that the stream has left.
+    All,
+    /// A part, and nothing will say that the stream has left: its memory is never used again.
+    Lost,
+}
+
+/// How a call's data passes.
+pub(super) enum Path {
+    /// It has no data on the device: it has its turn in the stream.
+    Turn,
+    /// Nothing is left to do for the host: the stream copies from one buffer to the other.
+    Alone,
+    /// As a whole through pinned memory: where what is sent is, and where what is received comes.
+    Whole { send: Option<PinnedAt>, recv: Option<PinnedAt> },
+    /// In rounds through host memory.
+    Staged { cut: Cut, area: Arc<HostArea> },
+    /// In rounds, where the buffers are or through areas on the device.
+    Direct { cut: Cut, peers: Arc<Peers>, said: Box<Said> },
+    /// As a whole through host memory that the host copies, because streams cannot wait for it.
+    Copied { memory: Arc<Region>, send: Option<usize>, recv: Option<usize>, lane: Arc<Lane>, to: RawSliceMut },
+}
+
+/// A place in pinned memory.
+#[derive(Clone, Copy)]
+pub(super) struct PinnedAt {
+    /// Where the host finds it.
+    pub(super) host: *mut u8,
+    /// Where the device finds it.
+    pub(super) device: Address,
+}
+
+impl PinnedAt {
+    pub(super) fn of(memory: &PinnedBuffer, offset: usize) -> PinnedAt {
+        PinnedAt { host: memory.at(offset), device: memory.address() + offset as Address }
+    }
+}
+
+// SAFETY: the pointers are addresses, into the gate's memory and the caller's buffer, which both live
+// until the stream has left. The host and the stream take turns to use them, by the words.
+unsafe impl Send for Path {}
+// SAFETY: as above.
+unsafe impl Sync for Path {}
+
 impl Lent {
-    /// Has the caller's stream wait for the end of the call, if it can. Then the caller need not
-    /// wait.
-    pub(crate) fn close(&self) -> Result<bool> {
-        let closed = self.close_on(self.stream)?;
-        self.is_closed.store(closed, Ordering::Relaxed);
-        Ok(closed)
+    pub(super) fn new(device: Arc<dyn Device>, on_device: [bool; 2], stream: StreamId, has_kernels: bool) -> Lent {
+        let (enqueued, is_unattended) = (OnceLock::new(), AtomicBool::new(false));
+        Lent { device, on_device, stream, has_kernels, enqueued, is_unattended }
     }
 
-    /// Whether the caller's stream waits for the end of the call.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.is_closed.load(Ordering::Relaxed)
+    pub(super) fn gate(&self) -> Option<&Gate> {
+        self.enqueued.get()?.gate.as_ref()
     }
 
-    /// Whether the caller's stream has reached the call, or has failed and never will.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.ready.is_done().unwrap_or(true)
+    pub(super) fn path(&self) -> Option<&Path> {
+        Some(&self.enqueued.get()?.path)
     }
 
-    /// Has a stream wait for the end of the call, if it can.
-    pub(crate) fn close_on(&self, stream: StreamId) -> Result<bool> {
-        self.gate.as_ref().map(|gate| gate.close(&*self.device, stream)).transpose().map(|closed| closed.is_some())
+    /// Whether only a stream waits for the end of the call.
+    pub(crate) fn is_unattended(&self) -> bool {
+        self.is_unattended.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_unattended(&self) {
+        self.is_unattended.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the stream has reached the call.
+    pub(crate) fn has_arrived(&self) -> bool {
+        self.gate().is_none_or(|gate| gate.words().has_arrived(0))
+    }
+
+    /// Has a stream wait for the end of the call. Returns false if it cannot.
+    pub(crate) fn hold_stream(&self, stream: StreamId) -> Result<bool> {
+        let Some(gate) = self.gate() else { return Ok(false) };
+        let _enqueueing = self.device.held().enqueueing();
+        gate.words().enqueue_until_over(&*self.device, stream).map(|()| true)
     }
 
     /// The call has ended: the streams that wait for it continue.
-    pub(crate) fn open(&self) {
-        if let Some(gate) = &self.gate {
-            gate.open();
+    pub(crate) fn release(&self) {
+        if let Some(gate) = self.gate() {
+            gate.release();
+        }
+    }
+}
+
+impl Gate {
+    pub(super) fn new(device: &Arc<dyn Device>, words: Words, moves: Option<PinnedBuffer>, memory: Option<PinnedBuffer>) -> Gate {
+        let hold = Mutex::new(Some(device.held().hold()));
+        Gate {
+            device: device.clone(),
+            words: Some(words),
+            moves,
+            memory,
+            hold,
+            is_released: Mutex::new(false),
+            given: Mutex::new(Given::Nothing),
+        }
+    }
+
+    /// Where the device finds what its kernels move.
+    pub(super) fn moves(&self) -> Option<Address> {
+        self.moves.as_ref().map(PinnedBuffer::address)
+    }
+
+    pub(super) fn set_given(&self, given: Given) {
+        *self.given.lock() = given;
+    }
+
+    pub(super) fn is_given(&self, given: Given) -> bool {
+        *self.given.lock() == given
+    }
+
+    pub(super) fn words(&self) -> &Words {
+        self.words.as_ref().expect("the words are the gate's as long as it lives")
+    }
+
+    /// Tells the stream's kernel what to move in a round. Returns false if the stream has been let
+    /// go: then nothing moves.
+    pub(super) fn go(&self, round: u32, moves: &[Move]) -> bool {
+        let is_released = self.is_released.lock();
+        if !*is_released {
+            let memory = self.moves.as_ref().expect("a call with kernels has memory for moves");
+            // SAFETY: there is room for the most moves of the call. The kernel of an earlier round
+            // is done, and that of this one waits for the word.
+            unsafe { Moves::write(memory.at(0), moves) };
+            self.words().go(round);
+        }
+        !*is_released
+    }
+
+    /// The stream has left: it is not held back any more.
+    pub(super) fn has_left(&self) -> bool {
+        let has_left = self.words().has_left();
+        if has_left {
+            self.hold.lock().take();
+        }
+        has_left
+    }
+
+    /// Whether the stream was let go before the operation had ended.
+    pub(super) fn is_released(&self) -> bool {
+        *self.is_released.lock()
+    }
+
+    /// Lets the stream continue to the end. Its kernels move nothing more.
+    pub(super) fn release(&self) {
+        if !self.words().is_own() {
+            return;
+        }
+        let mut is_released = self.is_released.lock();
+        if *is_released {
+            return;
+        }
+        *is_released = true;
+        if let Some(memory) = &self.moves {
+            // SAFETY: it is memory for moves.
+            unsafe { Moves::take_back(memory.at(0)) };
+        }
+        self.words().release();
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.release();
+        let Some(words) = self.words.take() else { return };
+        let (memory, hold) = ([self.moves.take(), self.memory.take()], self.hold.get_mut().take());
+        if !words.is_own() {
+            // A forked child: the pages are its parent's.
+            std::mem::forget((words, memory, hold));
+            return;
+        }
+        let given = *self.given.get_mut();
+        if given == Given::Lost {
+            std::mem::forget((words, memory));
+            return;
+        }
+        let mut parts = Some((words, memory, hold));
+        let device = self.device.clone();
+        let mut leaves = move || {
+            if given != Given::Nothing && parts.as_ref().is_some_and(|(words, ..)| !words.has_left()) {
+                return false;
+            }
+            if let Some((words, memory, hold)) = parts.take() {
+                let shared = shared(&*device);
+                shared.words.give_back(words);
+                drop(hold);
+                for memory in memory.into_iter().flatten() {
+                    if let Some(too_much) = shared.pinned.give_back(memory) {
+                        device.held().later(move || drop(too_much));
+                    }
+                }
+            }
+            true
+        };
+        if !leaves() {
+            self.device.held().until_left(leaves);
         }
     }
 }

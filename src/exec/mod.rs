@@ -10,7 +10,8 @@
 //!   devices. [`connect`] prepares it for the first operation, and [`allocate`] shares more memory.
 //! - [`state`] is what the threads of a communicator share, and why it ended; [`unwinding`] ends it
 //!   if a call panics.
-//! - [`lent`] is a call's turn in a CUDA stream, which [`lend`] gives it.
+//! - A call on a device is [`lent`]: [`lend`] finds its device, and [`on_stream`] enqueues its work on
+//!   a CUDA stream. [`host_area`] is memory that it may pass through.
 //! - [`work`] is the caller's handle on a call in flight.
 
 mod allocate;
@@ -23,9 +24,11 @@ mod dispatch;
 mod exclusive;
 mod handover;
 mod hierarchical;
+mod host_area;
 mod lend;
 mod lent;
 mod messages;
+mod on_stream;
 mod queue;
 mod raw;
 mod runner;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::call::{Call, Counts};
 use super::submit::Executor;
-use super::work::{Work, begin};
+use super::work::Work;
 use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::cuda::device::StreamId;
 use crate::error::{ArgumentError, Error, Result};
@@ -147,9 +147,11 @@ impl Executor {
     /// What the call reads and writes stays valid until the operation has ended, and nothing else
     /// uses it until then.
     pub(crate) unsafe fn start_prepared(&self, call: Call) -> Result<Work<()>> {
-        let (work, call, completion) = begin((), self.queue.helper(), |()| Ok(call))?;
-        self.queue.push(call, completion)?;
-        Ok(work)
+        if call.lent.is_some() {
+            self.check_not_failed()?;
+            return self.enqueue(std::slice::from_ref(&call), true, || self.queue_call(call.clone()));
+        }
+        self.queue_call(call)
     }
 
     /// Returns the failure that ended the communicator.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::call::Call;
 use super::core::Core;
-use super::device::Staged;
+use super::device::MessageOnDevice;
 use super::messages::{Interrupted, Message};
 use super::state::CommState;
 use super::tasks::{Task, Tasks, Turn};
@@ -98,7 +98,7 @@ impl Runner {
             }
             return;
         }
-        let in_flight: RefCell<VecDeque<(Task, Option<Staged>)>> = RefCell::default();
+        let in_flight: RefCell<VecDeque<(Task, Option<MessageOnDevice>)>> = RefCell::default();
         let fail = |task: Task, error| {
             task.complete(Err(error));
             // The peer waits for this message.
@@ -115,8 +115,7 @@ impl Runner {
                 Ok(None)
             } else {
                 task.begin();
-                // SAFETY: the caller that queued the call keeps its buffers until it completes.
-                unsafe { Staged::begin(shared, &mut call) }
+                MessageOnDevice::begin(shared, &mut call)
             };
             match staged {
                 Ok(staged) => in_flight.borrow_mut().push_back((task, staged)),
@@ -129,8 +128,7 @@ impl Runner {
         };
         let finished = |index: usize| {
             let Some((task, staged)) = in_flight.borrow_mut().remove(index) else { return };
-            // SAFETY: as above.
-            match staged.map_or(Ok(()), |staged| unsafe { staged.finish() }) {
+            match staged.map_or(Ok(()), |staged| staged.finish(shared)) {
                 Ok(()) => task.complete(Ok(())),
                 Err(error) => fail(task, error),
             }
@@ -152,7 +150,7 @@ impl Runner {
     fn next_message(&self, turn: &Turn<'_>, is_alone: bool) -> Option<Task> {
         let lent = turn.peek(|next| next.op.is_point_to_point().then(|| next.lent.clone()))??;
         // What the stream was given before may wait for a message in flight.
-        if !is_alone && lent.is_some_and(|lent| !lent.is_ready()) {
+        if !is_alone && lent.is_some_and(|lent| !lent.has_arrived()) {
             // The stream is looked at again at once, instead of when a link is ready.
             self.shared.wake_on_links();
             return None;

@@ -1,6 +1,5 @@
 //! The state of one communicator: its core, and the failure that ended it.
 
-use std::collections::HashSet;
 use std::sync::{Arc, OnceLock, Weak};
 
 use mio::Waker;
@@ -8,7 +7,8 @@ use parking_lot::Mutex;
 
 use super::call::Call;
 use super::core::{self, Core};
-use super::device_state::Kind;
+use super::device_state::Calling;
+use super::lent::Lent;
 use crate::bootstrap::host_group::HostGroup;
 use crate::bootstrap::host_group::stage::{Holder, Stage};
 use crate::config::SharedSettings;
@@ -42,8 +42,11 @@ pub(crate) struct CommState {
     pub(crate) pool: Option<Arc<Pool>>,
     /// The devices of this process, once they have been looked for.
     pub(crate) driver: OnceLock<Option<Arc<dyn Driver>>>,
-    /// The kinds of calls on devices that have been made.
-    pub(crate) kinds: Mutex<HashSet<Kind>>,
+    /// What its callers keep for calls on devices.
+    pub(super) calling: Mutex<Calling>,
+    /// The calls whose streams may wait for this communicator.
+    pub(super) on_streams: Mutex<Vec<Weak<Lent>>>,
+    pub(super) this: Weak<CommState>,
     /// Forks that led to the process that made the communicator: another number in a forked child.
     pub(crate) forks: u32,
 }
@@ -57,7 +60,8 @@ impl CommState {
         let status = core.fabric().status().clone();
         let neighbours = core.fabric().neighbours().len();
         let host = core.fabric().host().filter(|_| layout.windows).map(|host| (host.clone(), neighbours));
-        let state = Arc::new(CommState {
+        let state = Arc::new_cyclic(|this| CommState {
+            this: this.clone(),
             core: Mutex::new(core),
             links,
             info,
@@ -70,7 +74,8 @@ impl CommState {
             neighbours,
             pool,
             driver: OnceLock::new(),
-            kinds: Mutex::default(),
+            calling: Mutex::default(),
+            on_streams: Mutex::default(),
             forks: sys::forks(),
         });
         if let Some(window) = state.core.lock().window() {
@@ -107,6 +112,19 @@ impl CommState {
         core::choose(&self.settings, self.layout, op, bytes)
     }
 
+    /// A stream may wait for this call from now on.
+    pub(super) fn add_on_stream(&self, lent: &Arc<Lent>) {
+        let mut all = self.on_streams.lock();
+        all.retain(|lent| lent.strong_count() > 0);
+        all.push(Arc::downgrade(lent));
+    }
+
+    /// Lets all streams continue that wait for this communicator. Calls no driver.
+    pub(super) fn release_streams(&self) {
+        let all: Vec<Arc<Lent>> = self.on_streams.lock().iter().filter_map(Weak::upgrade).collect();
+        all.iter().for_each(|lent| lent.release());
+    }
+
     /// Wakes the thread that holds the core, if it sleeps on links.
     pub(super) fn wake_on_links(&self) {
         if let Some(Err(error)) = self.links.get().map(|waker| waker.wake()) {
@@ -139,6 +157,8 @@ impl CommState {
     /// ranks.
     #[cold]
     pub(crate) fn revoke(&self, core: &mut Core, error: &Error) {
+        // Before anything that may wait, such as the program's log.
+        self.release_streams();
         if self.failure.set(Arc::new(error.clone())).is_ok() {
             tracing::info!(%error, rank = self.info.rank, "the communicator is revoked");
             core.part(true);

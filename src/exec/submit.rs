@@ -8,7 +8,6 @@ use parking_lot::MutexGuard;
 
 use super::call::Call;
 use super::core::Core;
-use super::device::SHORT;
 use super::queue::Queue;
 use super::state::CommState;
 use super::work::{Work, WorkError, begin};
@@ -140,9 +139,11 @@ impl Executor {
     /// Queues a call that is lent, and waits for its end unless its stream does.
     fn submit_lent(&self, call: Call) -> Result<()> {
         self.check_not_failed()?;
-        let waits = !self.close_gate(&call)?;
-        let work = self.queue_call(call)?;
-        if waits { Ok(work.wait()?) } else { Ok(()) }
+        let work = self.enqueue(std::slice::from_ref(&call), false, || {
+            let is_left = is_left_to_its_stream(&call);
+            self.queue_call(call.clone()).map(|work| (!is_left).then_some(work))
+        })?;
+        work.map_or(Ok(()), |work| Ok(work.wait()?))
     }
 
     /// Checks and runs sends and receives side by side.
@@ -170,20 +171,22 @@ impl Executor {
             // SAFETY: passed on.
             return unsafe { self.run_messages(core, &checked) };
         }
-        let mut works = Vec::with_capacity(checked.len());
-        let mut result = Ok(());
-        // Before the first call is queued: from then on the buffers are in use.
         if checked.iter().any(|call| call.lent.is_some()) {
             self.check_not_failed()?;
         }
-        let gated = checked.iter().map(|call| self.close_gate(call)).collect::<Result<Vec<_>>>()?;
-        for (call, is_gated) in checked.into_iter().zip(gated) {
-            let (work, call, completion) = begin((), self.queue.helper(), |()| Ok(call))?;
-            result = result.and(self.queue.push(call, completion));
-            if !is_gated {
-                works.push(work);
+        let (works, result) = self.enqueue(&checked, false, || {
+            let mut works = Vec::with_capacity(checked.len());
+            let mut result = Ok(());
+            for call in &checked {
+                let is_left = is_left_to_its_stream(call);
+                let (work, call, completion) = begin((), self.queue.helper(), |()| Ok(call.clone()))?;
+                result = result.and(self.queue.push(call, completion));
+                if !is_left {
+                    works.push(work);
+                }
             }
-        }
+            Ok((works, result))
+        })?;
         // All calls end before the caller gets its buffers back.
         works.into_iter().map(|work| Ok(work.wait()?)).fold(result, Result::and)
     }
@@ -207,26 +210,19 @@ impl Executor {
     }
 
     /// Reports the failure of an earlier call, which may have had no caller that waited for it.
-    fn check_not_failed(&self) -> Result<()> {
+    pub(super) fn check_not_failed(&self) -> Result<()> {
         match self.state.failure.get() {
             Some(first) => Err(Error::Revoked { first: first.clone() }),
             None => Ok(()),
         }
     }
+}
 
-    /// Has the stream of a call wait for the call's end, if it can and may. Returns whether it
-    /// does.
-    ///
-    /// The caller waits for the first call of a kind: memory is allocated, pinned and opened for
-    /// it, and kernels are loaded. Meanwhile the driver may wait for all streams of the device, and
-    /// would never return if one of them waited for this call.
-    fn close_gate(&self, call: &Call) -> Result<bool> {
-        let Some(lent) = &call.lent else { return Ok(false) };
-        let is_large = call.bytes(self.world_size()) > SHORT;
-        let is_known = !self.state.kinds.lock().insert((call.op, call.dtype, call.redop, is_large));
-        // The place for the source is the caller's only until the call returns.
-        if is_known && call.source.is_none() { lent.close() } else { Ok(false) }
-    }
+/// Whether the caller of a call that is enqueued need not wait for it, because its stream does.
+fn is_left_to_its_stream(call: &Call) -> bool {
+    // The place for the source is the caller's only until the call returns.
+    let lent = call.lent.as_ref().filter(|lent| lent.gate().is_some() && call.source.is_none());
+    lent.inspect(|lent| lent.set_unattended()).is_some()
 }
 
 impl Drop for Executor {
@@ -247,7 +243,7 @@ impl Drop for Executor {
         let mut core = self.state.core.lock();
         match self.state.failure.get() {
             None => core.part(panics),
-            Some(_) => core.devices.abandon(),
+            Some(_) => self.state.calling.lock().abandon(),
         }
     }
 }

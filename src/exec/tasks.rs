@@ -70,7 +70,7 @@ impl Task {
     pub(super) fn end(&mut self, result: Result<()>) {
         let Some(completion) = self.completion.take() else { return };
         if let Some(lent) = &self.call.lent {
-            lent.open();
+            lent.release();
         }
         // Before the waiting caller continues, so that its next call finds the queue idle.
         self.pending.fetch_sub(1, Ordering::AcqRel);
@@ -113,7 +113,7 @@ impl Tasks {
     /// Makes an operation, which counts as pending until it has ended.
     pub(super) fn task(&self, call: Call, completion: Arc<dyn Completion>, is_for_any_thread: bool) -> Task {
         self.pending.fetch_add(1, Ordering::AcqRel);
-        let unattended = call.lent.as_ref().is_some_and(|lent| lent.is_closed()).then(|| self.unattended.clone());
+        let unattended = call.lent.as_ref().is_some_and(|lent| lent.is_unattended()).then(|| self.unattended.clone());
         if let Some(unattended) = &unattended {
             unattended.fetch_add(1, Ordering::AcqRel);
         }

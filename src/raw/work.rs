@@ -88,6 +88,6 @@ impl RawWork {
     ///
     /// [`Error::Device`](crate::Error::Device) if the driver refuses it.
     pub unsafe fn hold_stream(&self, stream: *mut c_void) -> Result<bool> {
-        self.lent.as_ref().map_or(Ok(false), |lent| lent.close_on(stream.into()))
+        self.lent.as_ref().map_or(Ok(false), |lent| lent.hold_stream(stream.into()))
     }
 }

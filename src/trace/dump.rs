@@ -10,6 +10,7 @@ use std::path::Path;
 
 use super::log::Operation;
 use super::recorder::{Recorder, Recording, choice};
+use super::statistics::DeviceStats;
 use crate::sys::{self, Timeline};
 use crate::types::Op;
 
@@ -81,9 +82,12 @@ fn communicator(recording: &Recording, timeline: &Timeline) -> String {
         .failure
         .get()
         .map_or("null".to_owned(), |(text, culprit)| format!("{{\"text\": {}, \"rank\": {}}}", Text(text), Maybe(*culprit)));
+    let DeviceStats { whole, staged, in_place, through_areas, copied } = recording.counters.device();
     let _ = write!(
         json,
-        "{{\"id\": \"{:016x}\", \"rank\": {}, \"ranks\": {:?}, \"begun\": {}, \"failure\": {failure},\n\"operations\": [{operations}]}}",
+        "{{\"id\": \"{:016x}\", \"rank\": {}, \"ranks\": {:?}, \"begun\": {}, \"failure\": {failure},\n\
+         \"devices\": {{\"whole\": {whole}, \"staged\": {staged}, \"in_place\": {in_place}, \"through_areas\": {through_areas}, \
+         \"copied\": {copied}}},\n\"operations\": [{operations}]}}",
         recording.comm_id,
         recording.rank,
         &*recording.members,

@@ -11,6 +11,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::log::OpLog;
+use super::statistics::Counters;
 use crate::error::{Error, Result};
 use crate::schedule::Algorithm;
 use crate::schedule::select::Choice;
@@ -26,6 +27,7 @@ pub(crate) struct Recording {
     /// The communicator's ranks as ranks of the job.
     pub(super) members: Arc<[Rank]>,
     pub(crate) history: OpLog,
+    pub(crate) counters: Counters,
     /// The error that ended the communicator, and the rank that it names.
     pub(super) failure: OnceLock<(String, Option<Rank>)>,
     recorder: Arc<Recorder>,
@@ -105,7 +107,8 @@ impl Recorder {
     /// failure.
     pub(crate) fn open(self: &Arc<Self>, comm_id: u64, rank: Rank, members: Arc<[Rank]>) -> Arc<Recording> {
         let (history, failure) = (OpLog::default(), OnceLock::new());
-        let recording = Arc::new(Recording { comm_id, rank, members, history, failure, recorder: self.clone() });
+        let counters = Counters::default();
+        let recording = Arc::new(Recording { comm_id, rank, members, history, counters, failure, recorder: self.clone() });
         let mut recordings = self.recordings.lock();
         recordings.retain(|other| other.strong_count() > 0);
         recordings.push(Arc::downgrade(&recording));

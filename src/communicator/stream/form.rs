@@ -20,7 +20,8 @@ pub struct OnStream<'a> {
 impl Communicator {
     /// Returns the operations on device memory in the order of a CUDA stream, as those of NCCL: a
     /// call is enqueued on the stream and returns at once. It reads its buffers after the earlier
-    /// work of the stream, and later work of the stream finds the result.
+    /// work of the stream, and later work of the stream finds the result. The first call of more than
+    /// 64 KiB waits for the other ranks.
     ///
     /// The call after a failed operation reports the failure. The stream continues, and the buffers
     /// hold anything. Where streams cannot wait for the host, a call returns when its operation has

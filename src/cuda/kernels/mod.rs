@@ -13,13 +13,10 @@ mod tests;
 
 use cudarc::driver::DeviceRepr;
 
+use super::moves::Move;
 use crate::types::{DType, ReduceOp};
 
 pub(super) use image::{compiler, load};
-
-/// The most sources, and the most targets, of one [`Reduction`]. More are reduced in several
-/// passes, each of which rounds halves.
-pub(super) const MOST: usize = super::device::MOST_PARTS;
 
 /// Threads of a block, as in `cuda-kernels/elements.cu`.
 const THREADS: u32 = 512;
@@ -30,7 +27,7 @@ const BLOCKS: u32 = 2;
 /// Bytes of the widest access to memory.
 const LINE: u64 = 16;
 
-/// Returns the name of the entry for a reduction, which takes a [`Reduction`]; `None` where the
+/// Returns the name of the entry for a reduction, which takes a [`Parameter`]; `None` where the
 /// reduction does not [apply](ReduceOp::applies_to).
 ///
 /// A copy is the [`ReduceOp::BitOr`] of one source in the integer of the element's size: other
@@ -39,55 +36,35 @@ pub(super) fn entry(dtype: DType, redop: ReduceOp) -> Option<String> {
     redop.applies_to(dtype).then(|| format!("kolo_reduce_{redop}_{dtype}"))
 }
 
-/// The only parameter of a reduction's entry, passed by value.
+/// The only parameter of an entry, passed by value: one move, or where in pinned memory the
+/// [`Moves`](super::moves::Moves) are.
 ///
-/// Computes `target[i] = sources[0][i] op sources[1][i] op ...` for every target, with the operands
-/// in the given order. Halves are summed in `f32` and rounded once. A thread reads an element of
-/// all sources before it writes that element of a target, and no two threads access the same
-/// element. So a target may be one of the sources, but must not overlap one otherwise. Pointers are
-/// aligned to the element. If all of them are congruent modulo 16 bytes, memory moves in lines of
+/// A move computes `target[i] = sources[0][i] op sources[1][i] op ...` for every target, with the
+/// operands in the given order. Halves are summed in `f32` and rounded once. A thread reads an
+/// element of all sources before it writes that element of a target, and no two threads access the
+/// same element. So a target may be one of the sources, but must not overlap one otherwise. Pointers
+/// are aligned to the element. If all of them are congruent modulo 16 bytes, memory moves in lines of
 /// 16 bytes, otherwise element by element.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reduction {
-    sources: [u64; MOST],
-    targets: [u64; MOST],
-    count: u64,
-    source_count: u32,
-    target_count: u32,
-    divisor: u32,
-    unused: u32,
+pub(super) struct Parameter {
+    only: Move,
+    moves: u64,
 }
 
-const _: () = assert!(size_of::<Reduction>() == 280);
+const _: () = assert!(size_of::<Parameter>() == 288);
 
 // SAFETY: the type consists of numbers in C's layout, as the kernels declare it. Its device
 // pointers are plain addresses.
-unsafe impl DeviceRepr for Reduction {}
+unsafe impl DeviceRepr for Parameter {}
 
-impl Reduction {
-    /// Returns the parameter for device pointers to `count` elements each. An average is divided by
-    /// `divisor`; other reductions ignore it.
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is no source, no target, or more than [`MOST`] of either.
-    pub(super) fn new(sources: &[u64], targets: &[u64], count: usize, divisor: u32) -> Reduction {
-        let list = |pointers: &[u64]| {
-            assert!((1..=MOST).contains(&pointers.len()), "{} buffers in one kernel", pointers.len());
-            let mut list = [0; MOST];
-            list[..pointers.len()].copy_from_slice(pointers);
-            list
-        };
-        Reduction {
-            sources: list(sources),
-            targets: list(targets),
-            count: count as u64,
-            source_count: sources.len() as u32,
-            target_count: targets.len() as u32,
-            divisor,
-            unused: 0,
-        }
+impl Parameter {
+    pub(super) fn of(only: Move) -> Parameter {
+        Parameter { only, moves: 0 }
+    }
+
+    pub(super) fn at(moves: u64) -> Parameter {
+        Parameter { only: Move::new(&[0], &[0], 0, 1), moves }
     }
 }
 

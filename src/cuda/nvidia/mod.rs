@@ -6,15 +6,17 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use cudarc::driver::sys::{self as cu, CUresult};
 use parking_lot::Mutex;
 
-use super::device::{Address, Device, DeviceId, Driver, EventId, Extent, Gates, Handle, Reduction, StreamId};
+use super::device::{Address, Device, DeviceId, Driver, EventId, Extension, Extent, Handle, Reduction, StreamId};
+use super::held::Held;
 use super::kernels;
+use super::moves::Move;
 use crate::error::{Error, Result};
+use crate::sys::Region;
 use crate::types::{DType, ReduceOp};
 
 /// Returns the driver, if its library is installed. Does not initialise it: that takes a tenth of a
@@ -41,9 +43,10 @@ static NVIDIA: LazyLock<Option<Arc<Nvidia>>> = LazyLock::new(|| {
 });
 
 /// The calls that old drivers do not have.
-const NEWEST: [&[u8]; 6] = [
+const NEWEST: [&[u8]; 7] = [
     b"cuPointerGetAttribute\0",
     b"cuStreamWaitValue32_v2\0",
+    b"cuStreamWriteValue32_v2\0",
     b"cuMemHostRegister_v2\0",
     b"cuThreadExchangeStreamCaptureMode\0",
     b"cuDeviceGetUuid_v2\0",
@@ -51,8 +54,8 @@ const NEWEST: [&[u8]; 6] = [
 ];
 
 struct Nvidia {
-    /// The devices in use, by ordinal. They are never closed, because users' streams may wait at
-    /// their gates.
+    /// The devices in use, by ordinal. They are never closed, because users' streams may wait for
+    /// their words.
     devices: Mutex<HashMap<c_int, Arc<Gpu>>>,
 }
 
@@ -165,7 +168,10 @@ struct Gpu {
     kernels: Mutex<Kernels>,
     /// Handles of allocations by their id: making one takes microseconds.
     handles: Mutex<HashMap<u64, Handle>>,
-    gates: Mutex<Option<Option<Arc<Gates>>>>,
+    /// Whether streams can wait for words and write them.
+    has_words: OnceLock<bool>,
+    held: Arc<Held>,
+    extension: Extension,
 }
 
 /// A device's primary context. It is never released, so it stays valid.
@@ -238,7 +244,9 @@ impl Gpu {
             multiprocessors: attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             kernels: Mutex::default(),
             handles: Mutex::default(),
-            gates: Mutex::new(None),
+            has_words: OnceLock::new(),
+            held: Arc::default(),
+            extension: Extension::new(),
         })
     }
 
@@ -305,7 +313,7 @@ impl Gpu {
     /// Runs an entry on no elements, because the driver loads an entry at its first launch and may
     /// then wait for all streams.
     fn load(&self, entry: Entry) -> Result<()> {
-        let mut told = kernels::Reduction::new(&[0], &[0], 0, 1);
+        let mut told = kernels::Parameter::of(Move::new(&[0], &[0], 0, 1));
         let mut parameters: [*mut c_void; 1] = [(&raw mut told).cast()];
         let stream = self.new_stream()?;
         // SAFETY: the entry takes one such parameter, and accesses no memory for no elements.
@@ -320,30 +328,40 @@ impl Gpu {
         result
     }
 
-    /// Returns gates, if a test shows that a stream of this device can wait at one.
-    fn make_gates(&self) -> Result<Option<Arc<Gates>>> {
-        // SAFETY: the page of the gates is never freed.
-        let gates = match Gates::new(|page, len| unsafe { self.pin(page, len) }) {
-            Ok(gates) => gates,
-            Err(error) => {
-                tracing::info!(%error, "streams of this device cannot wait for the host, so calls wait instead");
-                return Ok(None);
-            }
-        };
-        let stream = StreamId(self.new_stream()?.0);
-        let tried = gates.take().map(|gate| {
-            gate.open();
-            gate.close(self, stream)
-        });
+    /// Has a stream write a word and wait for it. No attribute of a device says whether it can.
+    fn try_words(&self) -> Result<()> {
+        // Not freed: if the driver is out of order, it may still use it.
+        let page = Box::leak(Box::new(Region::create(4096).map_err(Error::os("allocating a word for a device"))?));
+        // SAFETY: the page is never freed.
+        let word = unsafe { self.pin(page.at(0), page.len())? };
+        let stream = self.new_stream()?;
+        // SAFETY: as above.
+        let tried = unsafe { self.write_word(stream, word, 1).and_then(|()| self.wait_for_word(stream, word, 1)) };
         self.end_stream(stream);
-        match tried {
-            Some(Ok(())) => Ok(Some(gates)),
-            Some(Err(error)) => {
-                tracing::info!(%error, "streams of this device cannot wait for the host, so calls wait instead");
-                Ok(None)
-            }
-            None => Ok(None),
-        }
+        tried
+    }
+
+    /// Launches a kernel on a stream. `bytes` are those of the longest target.
+    ///
+    /// # Safety
+    ///
+    /// The memory that the parameter names is valid until the kernel is done.
+    unsafe fn launch(
+        &self,
+        stream: StreamId,
+        (dtype, redop): (DType, ReduceOp),
+        mut parameter: kernels::Parameter,
+        bytes: u64,
+    ) -> Result<()> {
+        let entry = self.entry(dtype, redop)?;
+        let kernels::Grid { blocks, threads } = kernels::grid(bytes, self.multiprocessors);
+        let mut parameters: [*mut c_void; 1] = [(&raw mut parameter).cast()];
+        let none = std::ptr::null_mut();
+        // SAFETY: the entry takes one such parameter, which the call copies; the caller vouches for
+        // the memory.
+        self.within("launching a reduction", || unsafe {
+            cu::cuLaunchKernel(entry.0, blocks, 1, 1, threads, 1, 1, 0, raw(stream), parameters.as_mut_ptr(), none)
+        })
     }
 }
 
@@ -422,6 +440,11 @@ impl Device for Gpu {
         }
     }
 
+    fn wait_for_event(&self, stream: StreamId, event: EventId) -> Result<()> {
+        // SAFETY: the event and the stream are alive.
+        self.within("enqueueing a wait for a stream", || unsafe { cu::cuStreamWaitEvent(raw(stream), raw_event(event), 0) })
+    }
+
     fn is_capturing(&self, stream: StreamId) -> Result<bool> {
         let mut status = cu::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream belongs to the caller; the call writes its status.
@@ -436,24 +459,35 @@ impl Device for Gpu {
         }
     }
 
-    fn gates(&self) -> Result<Option<Arc<Gates>>> {
-        let mut gates = self.gates.lock();
-        match &*gates {
-            Some(gates) => Ok(gates.clone()),
-            None => Ok(gates.insert(self.make_gates()?).clone()),
-        }
+    fn held(&self) -> &Arc<Held> {
+        &self.held
     }
 
-    unsafe fn wait_for_word(&self, stream: StreamId, word: *const AtomicU32, value: u32) -> Result<()> {
+    fn extension(&self) -> &Extension {
+        &self.extension
+    }
+
+    fn has_words(&self) -> Result<bool> {
+        let tried = || {
+            let tried = self.try_words();
+            tried
+                .inspect_err(|error| tracing::info!(%error, "streams of this device cannot wait for the host: calls wait"))
+                .is_ok()
+        };
+        Ok(*self.has_words.get_or_init(tried))
+    }
+
+    unsafe fn wait_for_word(&self, stream: StreamId, word: Address, value: u32) -> Result<()> {
         let flags = cu::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
-        let mut address = 0;
-        // SAFETY: the word is in memory that is pinned for all contexts and never freed.
-        self.within("enqueueing a wait for the host", || unsafe {
-            match cu::cuMemHostGetDevicePointer_v2(&mut address, word.cast_mut().cast(), 0) {
-                CUresult::CUDA_SUCCESS => cu::cuStreamWaitValue32_v2(raw(stream), address, value, flags),
-                result => result,
-            }
-        })
+        // SAFETY: the caller keeps the word pinned.
+        self.within("enqueueing a wait for the host", || unsafe { cu::cuStreamWaitValue32_v2(raw(stream), word, value, flags) })
+    }
+
+    unsafe fn write_word(&self, stream: StreamId, word: Address, value: u32) -> Result<()> {
+        // The default has a barrier: whoever sees the word sees what was written before.
+        let flags = cu::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
+        // SAFETY: as above.
+        self.within("enqueueing a word for the host", || unsafe { cu::cuStreamWriteValue32_v2(raw(stream), word, value, flags) })
     }
 
     unsafe fn copy_out(&self, stream: StreamId, from: Address, to: *mut u8, len: usize) -> Result<()> {
@@ -478,25 +512,32 @@ impl Device for Gpu {
 
     unsafe fn reduce(&self, stream: StreamId, reduction: &Reduction<'_>) -> Result<()> {
         let Reduction { dtype, redop, sources, targets, count, divisor } = *reduction;
-        let entry = self.entry(dtype, redop)?;
-        let mut told = kernels::Reduction::new(sources, targets, count, divisor as u32);
-        let kernels::Grid { blocks, threads } = kernels::grid((count * dtype.size()) as u64, self.multiprocessors);
-        let mut parameters: [*mut c_void; 1] = [(&raw mut told).cast()];
-        let none = std::ptr::null_mut();
-        // SAFETY: the entry takes one such parameter, which the call copies; the caller vouches for
-        // the memory.
-        self.within("launching a reduction", || unsafe {
-            cu::cuLaunchKernel(entry.0, blocks, 1, 1, threads, 1, 1, 0, raw(stream), parameters.as_mut_ptr(), none)
-        })
+        let parameter = kernels::Parameter::of(Move::new(sources, targets, count, divisor as u32));
+        // SAFETY: the caller vouches for the memory.
+        unsafe { self.launch(stream, (dtype, redop), parameter, (count * dtype.size()) as u64) }
+    }
+
+    unsafe fn run_moves(&self, stream: StreamId, kernel: (DType, ReduceOp), moves: Address, most: u64) -> Result<()> {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { self.launch(stream, kernel, kernels::Parameter::at(moves), most) }
     }
 
     fn prepare(&self, dtype: DType, redop: Option<ReduceOp>) -> Result<()> {
         redop.map_or(Ok(()), |redop| self.entry(dtype, redop).map(drop))
     }
 
-    unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<()> {
+    unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<Address> {
+        const DOING: &str = "pinning host memory";
+        let mut address = 0;
         // SAFETY: the caller vouches for the memory until it is unpinned.
-        self.within("pinning host memory", || unsafe { cu::cuMemHostRegister_v2(memory.cast(), len, PORTABLE_AND_MAPPED) })
+        self.within(DOING, || unsafe { cu::cuMemHostRegister_v2(memory.cast(), len, PORTABLE_AND_MAPPED) })?;
+        // SAFETY: the memory is pinned.
+        let found = self.within(DOING, || unsafe { cu::cuMemHostGetDevicePointer_v2(&mut address, memory.cast(), 0) });
+        found.inspect_err(|_| {
+            // SAFETY: the memory was pinned above.
+            unsafe { self.unpin(memory) };
+        })?;
+        Ok(address)
     }
 
     unsafe fn unpin(&self, memory: *mut u8) {

@@ -2,7 +2,6 @@
 //! not run; with `KOLO_TEST_GPU=1` they fail instead. `scripts/gpu-check.sh` also runs them under
 //! compute-sanitizer.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
@@ -11,6 +10,8 @@ use crate::float8::{f8e4m3, f8e5m2};
 
 use super::super::device::{Event, MOST_PARTS, Memory, Pinned, Stream};
 use super::*;
+use crate::cuda::moves::Moves;
+use crate::cuda::shared::shared;
 use crate::reduce::Kernel;
 use crate::types::mix;
 
@@ -31,12 +32,16 @@ fn gpu() -> Option<Arc<dyn Device>> {
     None
 }
 
-fn until_done(event: &Event) {
+fn until(is_so: impl Fn() -> bool) {
     let began = Instant::now();
-    while !event.is_done().unwrap() {
+    while !is_so() {
         assert!(began.elapsed() < PATIENCE, "the stream does not complete its work");
         std::thread::yield_now();
     }
+}
+
+fn until_done(event: &Event) {
+    until(|| event.is_done().unwrap());
 }
 
 fn mark(gpu: &Arc<dyn Device>, stream: &Stream) -> Event {
@@ -200,30 +205,87 @@ fn pinned_memory_is_copied() {
 }
 
 #[test]
-fn a_stream_waits_at_a_gate_until_it_opens() {
+fn a_stream_and_the_host_wait_for_each_other() {
     let Some(gpu) = gpu() else { return };
-    let gates = gpu.gates().unwrap().expect("streams of this GPU can wait for the host");
-    for is_dropped in [false, true] {
-        let (waiting, other) = (Stream::new(&gpu).unwrap(), Stream::new(&gpu).unwrap());
-        let gate = gates.take().expect("a gate is free");
-        gate.close(&*gpu, waiting.id).unwrap();
-        let behind = mark(&gpu, &waiting);
-        // Other streams continue, because the gate may wait for their work.
+    assert!(gpu.has_words().unwrap(), "streams of this GPU can wait for words");
+    for is_released in [false, true] {
+        let (stream, other) = (Stream::new(&gpu).unwrap(), Stream::new(&gpu).unwrap());
+        let words = shared(&*gpu).words.take(&gpu, 2).unwrap();
+        for round in 0..2 {
+            words.enqueue_arrived(&*gpu, stream.id, round).unwrap();
+            words.enqueue_until_go(&*gpu, stream.id, round).unwrap();
+            words.enqueue_done(&*gpu, stream.id, round).unwrap();
+            words.enqueue_until_end(&*gpu, stream.id, round).unwrap();
+        }
+        words.enqueue_left(&*gpu, stream.id).unwrap();
+        until(|| words.has_arrived(0));
+        // Other streams continue.
         until_done(&mark(&gpu, &other));
-        assert!(!behind.is_done().unwrap());
-        let opened = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                opened.store(true, Ordering::SeqCst);
-                if is_dropped { drop(gate) } else { gate.open() }
-            });
-            until_done(&behind);
-            assert!(opened.load(Ordering::SeqCst), "the stream did not wait");
-        });
+        assert!(!words.is_done(0));
+        if is_released {
+            words.release();
+        } else {
+            for round in 0..2 {
+                until(|| words.has_arrived(round));
+                assert!(!words.is_done(round));
+                words.go(round);
+                until(|| words.is_done(round));
+                assert!(!words.has_left());
+                words.end(round);
+            }
+        }
+        until(|| words.has_left());
+        shared(&*gpu).words.give_back(words);
     }
-    // Streams that come later do not wait.
-    let (late, gate) = (Stream::new(&gpu).unwrap(), gates.take().unwrap());
-    gate.open();
-    gate.close(&*gpu, late.id).unwrap();
-    until_done(&mark(&gpu, &late));
+}
+
+/// Case 1 of the tests on a fake device: memory is freed while a stream is held back.
+#[test]
+fn memory_is_freed_while_a_stream_is_held_back() {
+    let Some(gpu) = gpu() else { return };
+    let stream = Stream::new(&gpu).unwrap();
+    let words = shared(&*gpu).words.take(&gpu, 1).unwrap();
+    let address = gpu.allocate(1 << 20).unwrap();
+    words.enqueue_arrived(&*gpu, stream.id, 0).unwrap();
+    words.enqueue_until_end(&*gpu, stream.id, 0).unwrap();
+    words.enqueue_left(&*gpu, stream.id).unwrap();
+    until(|| words.has_arrived(0));
+    std::thread::scope(|scope| {
+        // SAFETY: nothing uses it.
+        scope.spawn(|| unsafe { gpu.free(address) });
+        std::thread::sleep(Duration::from_millis(50));
+        words.end(0);
+        until(|| words.has_left());
+    });
+    shared(&*gpu).words.give_back(words);
+}
+
+/// A kernel that was launched before does what the host tells it afterwards.
+#[test]
+fn moves_are_told_after_the_launch() {
+    let Some(gpu) = gpu() else { return };
+    let (stream, count) = (Stream::new(&gpu).unwrap(), 100_003);
+    gpu.prepare(DType::F32, Some(ReduceOp::Sum)).unwrap();
+    let content = elements(DType::F32, count, 5);
+    let memories = [0, 1, 2].map(|_| Memory::new(&gpu, 4 * count).unwrap());
+    memories.iter().for_each(|memory| put(&gpu, &stream, &content, memory.address));
+    let list = shared(&*gpu).pinned.take(&gpu, Moves::bytes(2)).unwrap();
+    let words = shared(&*gpu).words.take(&gpu, 1).unwrap();
+    words.enqueue_until_go(&*gpu, stream.id, 0).unwrap();
+    // SAFETY: the list stays until the stream has left.
+    unsafe { gpu.run_moves(stream.id, (DType::F32, ReduceOp::Sum), list.address(), 4 * count as u64).unwrap() };
+    words.enqueue_left(&*gpu, stream.id).unwrap();
+    let [one, other, sum] = memories.each_ref().map(|memory| memory.address);
+    let half = count / 2;
+    let from = |address: Address| address + 4 * half as u64;
+    let moves = [Move::new(&[one, other], &[sum], half, 1), Move::new(&[from(one), from(other)], &[from(sum)], count - half, 1)];
+    // SAFETY: there is room for two, and the kernel waits.
+    unsafe { Moves::write(list.at(0), &moves) };
+    words.go(0);
+    until(|| words.has_left());
+    let doubled = content.chunks(4).map(|bytes| 2.0 * f32::from_le_bytes(bytes.try_into().unwrap()));
+    let got = get(&gpu, &stream, sum, 4 * count);
+    assert!(got.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).eq(doubled));
+    shared(&*gpu).words.give_back(words);
+    assert!(shared(&*gpu).pinned.give_back(list).is_none());
 }

@@ -7,6 +7,8 @@ mod tests;
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::float::is_of_gradients;
 use crate::communicator::Communicator;
 use crate::cuda::device::{Address, Device, Event, Memory, Reduction, Stream, StreamId};
@@ -31,6 +33,9 @@ pub(super) struct OnDevice {
     chosen: Chosen,
     /// The stream of the reducer's thread.
     own: Stream,
+    /// Recorded where a thread waits for a stream. Kept, because to make or to end one waits for all
+    /// streams.
+    done: Mutex<Event>,
 }
 
 impl OnDevice {
@@ -43,7 +48,7 @@ impl OnDevice {
                 break;
             }
         }
-        Ok(OnDevice { own: Stream::new(&device)?, device, chosen })
+        Ok(OnDevice { own: Stream::new(&device)?, done: Mutex::new(Event::new(&device)?), device, chosen })
     }
 
     pub(super) fn allocate(&self, len: usize) -> Result<Memory> {
@@ -83,14 +88,14 @@ impl OnDevice {
     /// Waits until the caller's stream has completed all its work, even after errors. Returns
     /// whether it has.
     pub(super) fn drain(&self) -> bool {
-        self.event().is_ok_and(|event| drain(&event, self.chosen.stream))
+        drain(&self.done.lock(), self.chosen.stream)
     }
 
     /// Waits until the caller's stream has completed all its work.
     pub(super) fn catch_up(&self, comm: &Communicator) -> Result<()> {
-        let event = self.event()?;
-        self.mark(&event)?;
-        comm.exec.until_done(&event)
+        let done = self.done.lock();
+        self.mark(&done)?;
+        comm.exec.until_done(&done)
     }
 
     /// Returns the caller's stream as cudarc's type.
@@ -150,9 +155,9 @@ impl OnDevice {
     }
 
     fn finish(&self, comm: &Communicator) -> Result<()> {
-        let event = self.event()?;
-        event.record(self.own.id)?;
-        comm.exec.until_done(&event)
+        let done = self.done.lock();
+        done.record(self.own.id)?;
+        comm.exec.until_done(&done)
     }
 
     pub(super) unsafe fn all_reduce(

@@ -1,4 +1,4 @@
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::*;
@@ -169,7 +169,7 @@ fn what_is_on_a_device_is_averaged_as_what_is_not() {
     for seed in 0..24 {
         let drawn = Drawn::new(seed);
         device.exports.store(seed % 3 != 0, Ordering::SeqCst);
-        device.has_gates.store(seed % 2 == 0, Ordering::SeqCst);
+        device.has_words.store(seed % 2 == 0, Ordering::SeqCst);
         on_ranks(&device, drawn.world, |comm, stream| {
             let [expected, got] = [false, true].map(|on_device| {
                 let mut model = Model::new(&device, stream, drawn.builder(on_device), comm);
@@ -384,15 +384,14 @@ fn all_hear_which_rank_has_no_device_and_why() {
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn who_waits_for_its_stream_hears_of_another_rank() {
-    static WORD: AtomicU32 = AtomicU32::new(0);
     let device = Arc::new(FakeDevice::new());
+    let held = Mutex::new(None);
     on_ranks(&device, 2, |comm, stream| {
         let builder = Reducer::builder().parameters([Parameter::new("w", [40_000], DType::F32).on_device()]);
         let mut model = Model::new(&device, stream, builder, comm);
         model.reducer.start(true).unwrap();
         if comm.rank() == 0 {
-            // SAFETY: the word stays.
-            unsafe { device.wait_for_word(stream, &WORD, 1).unwrap() };
+            *held.lock() = Some(device.hold_back(stream));
             let at = device.allocate(160_000).unwrap();
             // SAFETY: it is not freed.
             unsafe { model.reducer.put_on_device(0, at).unwrap() };
@@ -404,7 +403,7 @@ fn who_waits_for_its_stream_hears_of_another_rank() {
             (1, Error::Reducer { .. }) => {}
             (_, other) => panic!("{other:?}"),
         }
-        WORD.store(1, Ordering::SeqCst);
+        held.lock().take();
     });
 }
 
@@ -443,20 +442,18 @@ fn what_was_added_is_not_added_again() {
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn a_step_is_computed_when_the_last_gradient_is_there() {
-    static WORD: AtomicU32 = AtomicU32::new(0);
     const LONG: Duration = Duration::from_millis(100);
     let device = Arc::new(FakeDevice::new());
     on_ranks(&device, 1, |comm, stream| {
         let builder = Reducer::builder().parameters([Parameter::new("w", [7], DType::F32).on_device()]);
         let mut model = Model::new(&device, stream, builder, comm);
         model.reducer.start(true).unwrap();
-        // SAFETY: the word stays.
-        unsafe { device.wait_for_word(stream, &WORD, 1).unwrap() };
+        let held = device.hold_back(stream);
         model.put(0, &elements(DType::F32, 7, 1), false).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(LONG);
-                WORD.store(1, Ordering::SeqCst);
+                drop(held);
             });
             model.reducer.finish().unwrap();
         });

@@ -1,5 +1,4 @@
-//! Where the buffers of all ranks are: what each rank tells its peers, and which buffers all ranks
-//! can reach.
+//! What ranks tell each other before an operation that may concern devices.
 
 use std::sync::LazyLock;
 
@@ -7,8 +6,7 @@ use super::operation::OnDevices;
 use crate::bootstrap::identity;
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::cuda::device::DeviceId;
-use crate::cuda::direct::{Buffer, Plan};
-use crate::cuda::peers::{BufferAt, Peers, Record};
+use crate::cuda::peers::{Part, Record, Said};
 use crate::error::{Cause, Error, Result};
 use crate::exec::call::Call;
 use crate::failure::OpContext;
@@ -18,18 +16,16 @@ use crate::types::{DType, Descriptor, Op, Rank, ReduceOp, mix};
 const NO_DEVICE: DeviceId = [0; 16];
 
 impl OnDevices<'_> {
-    /// Tells all ranks where this rank's buffers are, and returns where theirs are.
-    pub(super) fn tell(&mut self) -> Result<Vec<Record>> {
-        let words = self.call.descriptor(0).encode();
-        let op = self.call.op;
-        let (call, world) = (self.call, self.world);
-        let lengths = |peer| call.lengths(peer, world).map_err(|problem| Error::Argument { op, problem });
-        self.exchange(self.record(words), |peer| lengths(peer).map(|lengths| lengths.map(|len| len as u64)))
+    /// What this rank tells its peers about its call.
+    pub(super) fn record(&self, part: Part, said: Said) -> Record {
+        let Said { places, news, gone, opened } = said;
+        let call = self.call.descriptor(0).encode();
+        let device = self.call.lent.as_ref().map_or(NO_DEVICE, |lent| lent.device.id());
+        Record { call, part, process: self.core.devices.process.unwrap_or_else(process), device, places, opened, news, gone }
     }
 
-    /// Gathers the records of all ranks. Their buffers have at least the lengths that `needed`
-    /// returns.
-    pub(super) fn exchange(&mut self, mine: Record, needed: impl Fn(Rank) -> Result<[u64; 2]>) -> Result<Vec<Record>> {
+    /// Gathers the records of all ranks. Fails if they do not call the same.
+    pub(super) fn exchange(&mut self, mine: &Record) -> Result<Vec<Record>> {
         let words = mine.call;
         let described = self.call.descriptor(0);
         let mine = mine.encode();
@@ -40,48 +36,17 @@ impl OnDevices<'_> {
         unsafe { self.on_host(&call)? };
         let mut records = Vec::with_capacity(self.world);
         for (peer, bytes) in all.chunks(Record::LEN).enumerate() {
-            let record = Record::decode(bytes, needed(peer)?);
-            // A peer that made another call has other lengths.
-            let theirs = bytes.first_chunk::<{ Descriptor::WORDS * 8 }>().map(words_of);
-            if let Some(theirs) = theirs.filter(|theirs| *theirs != words) {
-                return Err(self.mismatch(peer, words, theirs));
+            let record = Record::decode(bytes);
+            let record = record.ok_or_else(|| self.failed(peer, Cause::Corrupt("what says where a buffer is")))?;
+            if record.call != words {
+                return Err(self.mismatch(peer, words, record.call));
             }
-            records.push(record.ok_or_else(|| self.failed(peer, Cause::Corrupt("what says where a buffer is")))?);
+            records.push(record);
         }
         Ok(records)
     }
 
-    pub(super) fn record(&self, call: [u64; Descriptor::WORDS]) -> Record {
-        let lent = self.call.lent.as_ref();
-        let place = |buffer: Buffer, address: *const u8, len: usize| match lent {
-            _ if len == 0 => BufferAt::Nowhere,
-            Some(lent) if lent.on_device[buffer as usize] && !lent.has_kernels => BufferAt::Inert,
-            Some(lent) if lent.on_device[buffer as usize] => {
-                let address = address.addr() as u64;
-                let open = lent.device.extent(address).and_then(|extent| Ok((extent, lent.device.export(&extent)?)));
-                match open {
-                    Ok((extent, handle)) => BufferAt::Open { extent, handle, offset: address - extent.base },
-                    Err(error) => {
-                        tracing::debug!(%error, "other ranks cannot reach this memory: it passes through the host");
-                        BufferAt::Hidden
-                    }
-                }
-            }
-            _ => BufferAt::Host,
-        };
-        let Call { send, recv, .. } = *self.call;
-        let places = [place(Buffer::Send, send.ptr, send.len), place(Buffer::Recv, recv.ptr, recv.len)];
-        let device = lent.map_or(NO_DEVICE, |lent| lent.device.id());
-        Record {
-            call,
-            process: self.core.devices.process.unwrap_or_else(process),
-            device,
-            is_in_place: send.ptr == recv.ptr,
-            places,
-        }
-    }
-
-    fn failed(&self, peer: Rank, cause: Cause) -> Error {
+    pub(super) fn failed(&self, peer: Rank, cause: Cause) -> Error {
         let descriptor = self.call.descriptor(self.core.next_seq() - 1);
         OpContext::new(descriptor, &self.shared.info).failed(peer, cause)
     }
@@ -94,69 +59,36 @@ impl OnDevices<'_> {
         }
     }
 
-    /// Closes the memory of peers if a rank now uses another device: it was opened for the earlier
-    /// one. All ranks see the same records, and close the same memory.
-    pub(super) fn look_for_other_devices(&mut self, records: &[Record]) {
-        let devices = &mut self.core.devices;
-        devices.of_ranks.resize(records.len(), NO_DEVICE);
-        let mut is_other = false;
-        for (known, record) in devices.of_ranks.iter_mut().zip(records).filter(|(_, record)| record.device != NO_DEVICE) {
-            is_other |= *known != NO_DEVICE && *known != record.device;
-            *known = record.device;
-        }
-        if is_other {
-            (devices.peers, devices.on_device) = (Peers::default(), None);
-        }
-    }
-
-    /// Where all ranks' buffers are from here, if every rank can reach all of them.
-    pub(super) fn reach(&mut self, records: &[Record]) -> Result<Option<Vec<[u64; 2]>>> {
-        let is_in_place = records.iter().any(|record| record.is_in_place);
-        let is_open = |place: &BufferAt| matches!(place, BufferAt::Nowhere | BufferAt::Open { .. });
-        let may = Plan::is_possible(self.call.op, is_in_place) && records.iter().all(|record| record.places.iter().all(is_open));
-        // All ranks have the same records and decide alike.
-        if !may {
-            return Ok(None);
-        }
-        let mut peers = std::mem::take(&mut self.core.devices.peers);
-        let opened = self.open(&mut peers, records);
-        self.core.devices.peers = peers;
-        opened?;
-        let peers = &self.core.devices.peers;
-        let address = |rank: Rank, place: &BufferAt| match place {
-            BufferAt::Nowhere => Some(0),
-            place => peers.address(rank, place),
+    /// As the exchange of records, where no rank can reach another one's device: only how they take
+    /// part.
+    pub(super) fn agree_on_part(&mut self, mine: Part) -> Result<Part> {
+        let number = match mine {
+            Part::Prepares => 0,
+            Part::Staged | Part::Direct => 1,
+            Part::Host => 2,
         };
-        let both = |(rank, record): (Rank, &Record)| Some([address(rank, &record.places[0])?, address(rank, &record.places[1])?]);
-        Ok(records.iter().enumerate().map(both).collect())
-    }
-
-    /// Opens the memory that is new in these records, where all ranks can.
-    pub(super) fn open(&mut self, peers: &mut Peers, records: &[Record]) -> Result<()> {
-        let Some(lent) = &self.call.lent else { return Ok(()) };
-        let news = peers.news(records);
-        if news.is_empty() {
-            return Ok(());
-        }
-        let opened = peers.open(&lent.device, &records[self.rank], records, &news);
-        if let Err(error) = &opened {
-            tracing::info!(%error, "memory of other ranks cannot be reached: it passes through the host");
-        }
-        let by_all = self.agree(opened.is_ok())?;
-        peers.apply_results(records, &news, by_all);
-        Ok(())
+        Ok(match self.least(number)? {
+            0 => Part::Prepares,
+            1 => Part::Staged,
+            _ => Part::Host,
+        })
     }
 
     /// Whether all ranks agree.
     pub(super) fn agree(&mut self, yes: bool) -> Result<bool> {
-        let mut answer = [u8::from(yes)];
+        Ok(self.least(yes.into())? != 0)
+    }
+
+    /// The least number of all ranks.
+    fn least(&mut self, mine: u8) -> Result<u8> {
+        let mut least = [mine];
         let mut call = self.beside(Op::AllReduce, DType::U8, 1);
-        let memory = RawSliceMut::of(&mut answer);
+        let memory = RawSliceMut::of(&mut least);
         (call.redop, call.send, call.recv) = (Some(ReduceOp::Min), memory.as_const(), memory);
         call.described = Some(self.call.descriptor(0));
-        // SAFETY: `answer` is borrowed for the call.
+        // SAFETY: `least` is borrowed for the call.
         unsafe { self.on_host(&call)? };
-        Ok(answer[0] != 0)
+        Ok(least[0])
     }
 }
 
@@ -167,7 +99,3 @@ fn process() -> u64 {
 
 /// Drawn by the process that first needed it; its forked children inherit it.
 static PROCESS: LazyLock<u64> = LazyLock::new(|| u64::from_le_bytes(std::array::from_fn(|i| identity::random()[i])));
-
-fn words_of(bytes: &[u8; Descriptor::WORDS * 8]) -> [u64; Descriptor::WORDS] {
-    std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * i + byte])))
-}

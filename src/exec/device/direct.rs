@@ -1,70 +1,82 @@
-//! A collective where the buffers are, which every rank can reach.
+//! Collectives on device memory that leaders' kernels can reach: where the buffers are, or in the
+//! areas of the ranks.
+
+use std::sync::Arc;
 
 use super::operation::OnDevices;
-use crate::cuda::device::Reduction;
-use crate::cuda::direct::{Move, Part, Plan};
-use crate::error::Result;
-use crate::exec::call::{Call, Counts};
-use crate::exec::device_state::Lanes;
-use crate::types::{DType, ReduceOp};
+use crate::cuda::direct::{Place, Plan};
+use crate::cuda::moves::Move;
+use crate::cuda::peers::{BufferAt, Part, Peers, Record, Said};
+use crate::cuda::rounds::Cut;
+use crate::error::{Cause, Error, Result};
+use crate::exec::lent::Lent;
+use crate::trace::PathTaken;
+use crate::types::DType;
 
 impl OnDevices<'_> {
-    /// Does this rank's part where the buffers are.
-    ///
     /// # Safety
     ///
-    /// As for [`OnDevices::run`]. The buffers of all ranks are ready.
-    pub(super) unsafe fn direct(&mut self, addresses: &[[u64; 2]]) -> Result<()> {
-        let Call { op, dtype, redop, root, count, .. } = *self.call;
-        let counts = self.call.recv_counts.as_ref().or(self.call.send_counts.as_ref());
-        let offsets = counts.map(Counts::offsets);
-        let moves = Plan { op, dtype, rank: self.rank, world: self.world, root, count, offsets }.moves();
-        if !moves.is_empty() {
-            self.check_not_cancelled()?;
-            let world = self.world;
-            let lanes = self.lanes()?;
-            for one in &moves {
-                // SAFETY: all parts are of buffers that their ranks have lent, and no two ranks
-                // touch what one of them writes.
-                unsafe { enqueue(lanes, one, addresses, (dtype, redop, world))? };
-            }
-            lanes.finish()?;
+    /// As for [`OnDevices::run`]. The stream has arrived in the first round.
+    pub(super) unsafe fn direct(&mut self, lent: &Lent, cut: &Cut, peers: &Arc<Peers>, said: &Said) -> Result<()> {
+        // No rank's kernel begins before all streams have arrived and all ranks have said so.
+        let records = self.exchange(&self.record(Part::Direct, said.clone()))?;
+        if records.iter().any(|record| record.part != Part::Direct) {
+            return Err(self.mixed(&records));
         }
-        // No rank returns before all ranks have finished with its buffers.
-        self.synchronise()
+        peers.hear(&records);
+        let passes = |record: &Record| record.places.contains(&BufferAt::Device);
+        let is_in_place = !records.iter().any(passes);
+        self.path = Some(if is_in_place { PathTaken::InPlace } else { PathTaken::ThroughAreas });
+        if is_in_place {
+            // All rounds at once, in the first kernel. Those of the other rounds find nothing.
+            self.launch(lent, cut, peers, &records, None)?;
+            self.synchronise()?;
+            self.end(lent, cut.rounds - 1);
+            return Ok(());
+        }
+        for round in 0..cut.rounds {
+            if round > 0 {
+                if passes(&records[self.rank]) {
+                    self.until_arrived(lent, round)?;
+                }
+                self.synchronise()?;
+            }
+            self.launch(lent, cut, peers, &records, Some(round))?;
+            // No rank takes its data, or returns, before all kernels have finished.
+            self.synchronise()?;
+            self.end(lent, round);
+        }
+        Ok(())
     }
-}
 
-/// Enqueues one move on a device.
-///
-/// # Safety
-///
-/// All parts are within buffers that this device can reach, and stay valid until the move is done.
-unsafe fn enqueue(
-    lanes: &Lanes,
-    one: &Move,
-    addresses: &[[u64; 2]],
-    (dtype, redop, world): (DType, Option<ReduceOp>, usize),
-) -> Result<()> {
-    let address = |part: &Part| addresses[part.rank][part.buffer as usize] + part.offset;
-    let sources: Vec<u64> = one.sources.iter().map(address).collect();
-    let targets: Vec<u64> = one.targets.iter().map(address).collect();
-    // SAFETY: passed on.
-    unsafe {
-        match redop {
-            Some(redop) => {
-                let (sources, targets) = (&sources[..], &targets[..]);
-                let reduction = Reduction { dtype, redop, sources, targets, count: one.count, divisor: world };
-                lanes.device.reduce(lanes.back.id, &reduction)
-            }
-            // Every byte becomes 0 or 1.
-            None if dtype == DType::Bool => {
-                let (sources, targets) = (&sources[..], &targets[..]);
-                let reduction = Reduction { dtype, redop: ReduceOp::Max, sources, targets, count: one.count, divisor: 1 };
-                lanes.device.reduce(lanes.back.id, &reduction)
-            }
-            None if sources == targets => Ok(()),
-            None => lanes.device.copy(lanes.back.id, sources[0], targets[0], one.count * dtype.size()),
+    /// Has this rank's kernel do its moves, if it has one, and waits for it.
+    fn launch(&self, lent: &Lent, cut: &Cut, peers: &Peers, records: &[Record], round: Option<usize>) -> Result<()> {
+        if !peers.is_leader() {
+            return Ok(());
         }
+        let places = records.iter().enumerate().map(|(rank, record)| {
+            let needed = self.call.lengths(rank, self.world).map_err(|problem| Error::Argument { op: self.call.op, problem })?;
+            let segment = peers.segment(round.unwrap_or(0));
+            let place = peers.place(rank, record, segment, needed.map(|len| len as u64));
+            place.ok_or_else(|| self.failed(rank, Cause::Corrupt("what says where a buffer is")))
+        });
+        let places = places.collect::<Result<Vec<Place>>>()?;
+        let changes = self.call.dtype == DType::Bool;
+        let plan = Plan { cut, leaders: &peers.leaders, round, changes };
+        self.check_not_cancelled()?;
+        let moves = plan.moves(self.rank, &places);
+        self.go(lent, round.unwrap_or(0), &moves)?;
+        if round.is_none() && cut.rounds > 1 {
+            self.go(lent, cut.rounds - 1, &[])?;
+        }
+        Ok(())
+    }
+
+    fn go(&self, lent: &Lent, round: usize, moves: &[Move]) -> Result<()> {
+        let gate = lent.gate().expect("a direct call has words");
+        if !gate.go(round as u32, moves) {
+            return Err(Error::Aborted { op: self.call.op, seq: self.core.next_seq() - 1 });
+        }
+        self.shared.until_stream(self.call, lent, Some(self.core.next_seq()), |gate| gate.words().is_done(round as u32))
     }
 }

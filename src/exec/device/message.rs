@@ -1,78 +1,64 @@
-//! Sends and receives of device memory, through host memory.
+//! Sends and receives of device memory: streams copy them to pinned host memory and from it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::buffer::RawSliceMut;
-use crate::cuda::device::{Device, Event, Stream, StreamId};
-use crate::error::{ArgumentError, Error, Result};
+use crate::error::Result;
 use crate::exec::call::Call;
-use crate::exec::device_state::until_done;
-use crate::exec::lent::Lent;
+use crate::exec::device_state::finish;
+use crate::exec::lent::{Gate, Lent, Path};
 use crate::exec::state::CommState;
-use crate::sys::Region;
+use crate::trace::PathTaken;
 
-/// A message in host memory, on its way from or to a device.
-pub(in crate::exec) struct Staged {
-    memory: Arc<Region>,
-    /// Where the device wants what was received; empty for a send.
-    to: RawSliceMut,
+/// A message on its way from or to a device.
+pub(in crate::exec) struct MessageOnDevice {
+    call: Call,
     lent: Arc<Lent>,
-    /// How long a copy may take.
-    timeout: Duration,
+    /// Where it is on the host.
+    memory: *mut u8,
 }
 
-impl Staged {
-    /// Replaces the device memory of a call by host memory, and copies there what is sent. Returns
-    /// `None` if the call is not lent. The memory is the message's until that has ended.
-    ///
-    /// # Safety
-    ///
-    /// The call's buffers are lent until it has ended.
-    pub(in crate::exec) unsafe fn begin(shared: &CommState, call: &mut Call) -> Result<Option<Staged>> {
+impl MessageOnDevice {
+    /// Replaces the device memory of a call by host memory, when the stream has copied there what is
+    /// sent. Returns `None` if the call is not lent.
+    pub(in crate::exec) fn begin(shared: &CommState, call: &mut Call) -> Result<Option<MessageOnDevice>> {
         let Some(lent) = call.lent.take() else { return Ok(None) };
-        shared.until_ready(call, &lent, None)?;
-        let (send, recv) = (call.send, call.recv);
-        let problem = ArgumentError::TooMany { count: call.count };
-        let memory = Region::try_heap(send.len.max(recv.len).max(1)).ok_or(Error::Argument { op: call.op, problem })?;
-        let timeout = call.timeout.unwrap_or(shared.info.timeout);
-        let mut staged = Staged { memory: Arc::new(memory), to: RawSliceMut::EMPTY, lent, timeout };
-        let [sends, receives] = staged.lent.on_device;
-        let there = staged.memory.at(0);
-        if sends {
-            // SAFETY: there is room for it.
-            staged.copy(|device, stream| unsafe { device.copy_out(stream, send.ptr.addr() as u64, there, send.len) })?;
-            call.send.ptr = there;
+        let whole = call.clone();
+        let begun = shared.until_stream(call, &lent, None, |gate| gate.words().has_arrived(0));
+        begun.inspect_err(|_| lent.release())?;
+        let mut memory = call.recv.ptr;
+        match lent.path() {
+            Some(Path::Whole { send, recv }) => {
+                call.send.ptr = send.map_or(call.send.ptr, |pinned| pinned.host);
+                call.recv.ptr = recv.map_or(call.recv.ptr, |pinned| pinned.host);
+            }
+            Some(Path::Copied { memory: copied, send, recv, .. }) => {
+                call.send.ptr = send.map_or(call.send.ptr, |offset| copied.at(offset));
+                call.recv.ptr = recv.map_or(call.recv.ptr, |offset| copied.at(offset));
+                memory = call.recv.ptr;
+            }
+            _ => {}
         }
-        if receives {
-            staged.to = recv;
-            call.recv.ptr = there;
-        }
-        Ok(Some(staged))
+        Ok(Some(MessageOnDevice { call: whole, lent, memory }))
     }
 
-    /// Copies what was received to the device.
-    ///
-    /// # Safety
-    ///
-    /// The buffer is still lent.
-    pub(in crate::exec) unsafe fn finish(&self) -> Result<()> {
-        if self.to.len == 0 {
-            return Ok(());
+    /// Has the stream copy what was received, and waits for it.
+    pub(in crate::exec) fn finish(&self, shared: &CommState) -> Result<()> {
+        if let Some(Path::Copied { memory, recv: Some(_), lane, to, .. }) = self.lent.path() {
+            // SAFETY: the memory is as long as the caller's buffer, which is still lent.
+            unsafe { lane.device.copy_in(lane.stream.id, self.memory, to.ptr.addr() as u64, to.len)? };
+            let finished = finish(lane, self.call.timeout.unwrap_or(shared.info.timeout));
+            // The device may still copy from it.
+            finished.inspect_err(|_| std::mem::forget(memory.clone()))?;
         }
-        let (from, to) = (self.memory.at(0), self.to.ptr.addr() as u64);
-        // SAFETY: both have that length.
-        self.copy(|device, stream| unsafe { device.copy_in(stream, from, to, self.to.len) })
-    }
-
-    /// Enqueues a copy and waits for it.
-    fn copy(&self, copy: impl FnOnce(&dyn Device, StreamId) -> Result<()>) -> Result<()> {
-        let device = &self.lent.device;
-        let (stream, event) = (Stream::new(device)?, Event::new(device)?);
-        copy(&**device, stream.id)?;
-        event.record(stream.id).and_then(|()| until_done(&event, self.timeout)).inspect_err(|_| {
-            // The device may still use the memory, so it is never freed.
-            std::mem::forget(self.memory.clone());
-        })
+        if let Some(gate) = self.lent.gate() {
+            gate.words().end(0);
+        }
+        shared.until_stream(&self.call, &self.lent, None, Gate::has_left)?;
+        match self.lent.path() {
+            Some(Path::Whole { .. }) => shared.recording.counters.count(PathTaken::Whole),
+            Some(Path::Copied { .. }) => shared.recording.counters.count(PathTaken::Copied),
+            _ => {}
+        }
+        Ok(())
     }
 }

@@ -1,28 +1,32 @@
 //! Collectives of which some buffers, or all, are in the memory of GPUs.
 //!
-//! Short ones pass through host memory as a whole. For longer ones the ranks first tell each other
-//! where their buffers are:
+//! The caller enqueues all work of a call on a stream ([`super::on_stream`]). The stream and the host
+//! then run the call together by words in pinned memory ([`crate::cuda::words`]), and the operation
+//! needs no driver call ([`operation`]). So nothing that the driver waits for can keep an operation
+//! from ending, and the host can always let the stream continue.
 //!
-//! - If every rank can reach every buffer, each rank does its part where the buffers are
-//!   ("direct").
-//! - If they cannot, because memory belongs to one of CUDA's pools, an all-reduce passes through
-//!   areas on the devices that all ranks can reach.
-//! - Otherwise the operation is cut into segments that pass through pinned host memory. While one
-//!   segment is reduced there, the next one comes from the device and the previous one returns to
-//!   it.
+//! Short calls pass through pinned host memory as a whole. For longer ones the ranks find out in the
+//! first call ([`prepare`]) whether kernels can reach the memory of all of them:
 //!
-//! The host waits for devices, and ranks wait for each other on the host. No stream waits for
-//! another process, because a stream that waits for a process which has died never continues. The
-//! caller's stream waits at a gate, which opens when the operation has ended or failed.
+//! - If they can, the call is direct: one kernel on each GPU reads and writes the buffers of all
+//!   ranks where they are, or a round after the other in areas if a buffer cannot be reached.
+//! - Otherwise it is staged: it passes in rounds through pinned host memory. While one segment is
+//!   reduced there, the next one comes from the device.
+//!
+//! Ranks wait for each other on the host. No stream waits for another process, because a stream that
+//! waits for a process which has died never continues.
 
 mod agree;
-mod areas;
 mod direct;
+#[cfg(test)]
+mod driver_tests;
 mod message;
 mod operation;
+mod prepare;
 mod staged;
 #[cfg(test)]
 mod tests;
+mod watchdog;
 
-pub(super) use message::Staged;
+pub(super) use message::MessageOnDevice;
 pub(super) use operation::{OnDevices, SHORT};

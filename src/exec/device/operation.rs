@@ -1,20 +1,24 @@
-//! One collective on device memory: the choice of its path, and what all paths use.
+//! The host's side of a collective on device memory: it waits for words of streams and for peers, and
+//! writes words. It calls no driver, except where streams cannot wait for words.
 
 use std::time::{Duration, Instant};
 
-use crate::config::DevicePath;
+use super::watchdog::Watched;
+use crate::buffer::{RawSlice, RawSliceMut};
+use crate::config;
 use crate::cuda::device::{Event, MOST_PARTS};
-use crate::cuda::peers::BufferAt;
-use crate::error::{Error, Result};
+use crate::cuda::peers::{BufferAt, Part, Record, Said};
+use crate::error::{Cause, Error, Result};
 use crate::exec::call::Call;
 use crate::exec::core::Core;
-use crate::exec::device_state::{Lanes, Looks, drain};
-use crate::exec::lent::Lent;
+use crate::exec::device_state::{Looks, Prepared, finish};
+use crate::exec::lent::{Gate, Lent, Path};
 use crate::exec::state::CommState;
+use crate::trace::PathTaken;
 use crate::types::{DType, Op, Rank};
 
-/// The largest operation, in bytes, for which the ranks do not ask each other where their buffers
-/// are.
+/// The largest operation, in bytes, that passes through host memory as a whole, and for which the
+/// ranks do not ask each other where their buffers are.
 pub(in crate::exec) const SHORT: u64 = 64 << 10;
 
 impl CommState {
@@ -26,29 +30,51 @@ impl CommState {
 
     /// Whether the ranks tell each other where the buffers of a call are. It depends only on what
     /// all ranks know.
-    pub(super) fn asks(&self, call: &Call) -> bool {
-        let may_differ = matches!(call.op, Op::AllToAllV | Op::Barrier);
+    pub(in crate::exec) fn asks(&self, call: &Call) -> bool {
+        let may_differ = matches!(call.op, Op::AllToAllV | Op::Barrier) || call.op.is_point_to_point();
         self.settings.devices && !may_differ && call.bytes(self.layout.ranks) > SHORT
     }
 
-    /// Waits until the caller's stream has reached a call.
-    pub(super) fn until_ready(&self, call: &Call, lent: &Lent, seq: Option<u64>) -> Result<()> {
-        self.until(&lent.ready, call.timeout.unwrap_or(self.info.timeout), call.op, seq)
+    /// Whether ranks may be able to reach each other's devices, from what all of them know without
+    /// asking.
+    pub(in crate::exec) fn may_be_direct(&self) -> bool {
+        let Self { settings, layout, .. } = self;
+        settings.device_path == config::DevicePath::Auto && layout.ranks <= MOST_PARTS && layout.hosts == 1
     }
 
-    /// Waits for what the caller gave its stream.
-    pub(in crate::exec) fn until(&self, event: &Event, timeout: Duration, op: Op, seq: Option<u64>) -> Result<()> {
+    /// Waits until a stream has come to a point of a call.
+    pub(super) fn until_stream(
+        &self,
+        call: &Call,
+        lent: &Lent,
+        seq: Option<u64>,
+        is_there: impl Fn(&Gate) -> bool,
+    ) -> Result<()> {
+        let Some(gate) = lent.gate() else { return Ok(()) };
+        let timeout = call.timeout.unwrap_or(self.info.timeout);
+        self.until(|| Ok(is_there(gate)), &lent.device.name(), timeout, call.op, seq)?;
+        // A stream that was let go runs ahead, and overwrites what it has brought.
+        if gate.is_released() { Err(Error::Aborted { op: call.op, seq: seq.unwrap_or(0) }) } else { Ok(()) }
+    }
+
+    /// Waits for an event of the caller's stream.
+    pub(in crate::exec) fn until_event(&self, event: &Event, timeout: Duration, op: Op) -> Result<()> {
+        self.until(|| event.is_done(), &event.device().name(), timeout, op, None)
+    }
+
+    fn until(&self, is_so: impl Fn() -> Result<bool>, device: &str, timeout: Duration, op: Op, seq: Option<u64>) -> Result<()> {
         let began = Instant::now();
         let mut looks = Looks::default();
-        while !event.is_done()? {
+        while !is_so()? {
             if self.info.cancel.stops(seq) {
                 return Err(Error::Aborted { op, seq: seq.unwrap_or(0) });
             }
             if began.elapsed() >= timeout {
-                let problem =
-                    format!("it is not done after {timeout:.1?}; give the call more time, or check what the stream does");
-                let doing = "waiting for what the stream was given before";
-                return Err(Error::Device { device: event.device().name(), doing, problem });
+                let problem = format!(
+                    "the stream has not done its part of {op} after {timeout:.1?}; give the call more time, or check what the \
+                     stream does"
+                );
+                return Err(Error::Device { device: device.to_owned(), doing: "waiting for a stream", problem });
             }
             looks.look_again();
         }
@@ -63,11 +89,15 @@ pub(in crate::exec) struct OnDevices<'a> {
     pub(super) call: &'a Call,
     pub(super) rank: Rank,
     pub(super) world: usize,
+    /// Lets the stream continue if this thread does not.
+    watched: Option<Watched>,
+    /// The path of the call's data, once it is known.
+    pub(super) path: Option<PathTaken>,
 }
 
 impl<'a> OnDevices<'a> {
     pub(in crate::exec) fn new(shared: &'a CommState, core: &'a mut Core, call: &'a Call) -> OnDevices<'a> {
-        OnDevices { rank: shared.info.rank, world: shared.layout.ranks, shared, core, call }
+        OnDevices { rank: shared.info.rank, world: shared.layout.ranks, shared, core, call, watched: None, path: None }
     }
 
     /// Runs the collective.
@@ -76,61 +106,159 @@ impl<'a> OnDevices<'a> {
     ///
     /// The call was checked. Its buffers are valid until this returns, and nothing else uses them.
     pub(in crate::exec) unsafe fn run(&mut self) -> Result<()> {
-        if let Some(lent) = &self.call.lent {
-            self.shared.until_ready(self.call, lent, Some(self.core.next_seq()))?;
+        let Some(lent) = &self.call.lent else {
+            // SAFETY: passed on.
+            return unsafe { self.with_host_memory(self.call) };
+        };
+        if let Some(shared) = lent.gate().and_then(|_| self.shared.this.upgrade()) {
+            self.watched = Some(Watched::new(&shared, self.call.timeout.unwrap_or(shared.info.timeout)));
         }
         // SAFETY: passed on.
-        let result = unsafe { self.run_when_ready() };
-        if result.is_err() {
-            // The caller gets its buffers back.
-            self.drain();
+        let result = unsafe { self.run_lent(lent) }.and_then(|()| self.until_left(lent));
+        match (&result, self.path) {
+            (Ok(()), Some(path)) => self.shared.recording.counters.count(path),
+            (Ok(()), None) => {}
+            (Err(_), _) => lent.release(),
         }
         result
     }
 
-    /// Chooses the path. All ranks choose the same, from what all of them know.
-    unsafe fn run_when_ready(&mut self) -> Result<()> {
-        // SAFETY: passed on.
-        unsafe {
-            if self.world == 1 && self.call.lent.as_ref().is_some_and(|lent| lent.on_device == [true; 2]) {
-                return self.copy_alone();
-            }
-            if !self.shared.asks(self.call) || self.world == 1 {
-                return self.whole();
-            }
-            if !self.may_be_direct() {
-                // It does not matter where the buffers are, only whether all are in host memory.
-                return if self.agree(!self.touches_device())? { self.on_host(self.call) } else { self.through_host() };
-            }
-            let records = self.tell()?;
-            self.look_for_other_devices(&records);
-            if records.iter().flat_map(|record| record.places).all(|place| matches!(place, BufferAt::Nowhere | BufferAt::Host)) {
-                return self.on_host(self.call);
-            }
-            if let Some(addresses) = self.reach(&records)? {
-                return self.direct(&addresses);
-            }
-            let is_on_device = |place: BufferAt| matches!(place, BufferAt::Hidden | BufferAt::Open { .. });
-            let all_are = || records.iter().flat_map(|record| record.places).all(is_on_device);
-            if self.call.op == Op::AllReduce
-                && all_are()
-                && let Some(areas) = self.areas()?
-            {
-                return self.through_areas(&areas);
-            }
-            self.through_host()
+    fn step(&self) {
+        if let Some(watched) = &self.watched {
+            watched.step();
         }
     }
 
-    /// Whether ranks may be able to reach each other's devices, from what all of them know without
-    /// asking.
-    fn may_be_direct(&self) -> bool {
-        self.shared.settings.device_path == DevicePath::Auto && self.world <= MOST_PARTS && self.shared.layout.hosts == 1
+    unsafe fn run_lent(&mut self, lent: &Lent) -> Result<()> {
+        self.until_arrived(lent, 0)?;
+        let path = lent.path().expect("a call that is lent has been enqueued before it is queued");
+        let mut call = Call { lent: None, ..self.call.clone() };
+        // SAFETY: passed on; the memory of the path is as long as the buffers.
+        unsafe {
+            match path {
+                Path::Alone => Ok(()),
+                Path::Turn => self.with_host_memory(&call).map(|()| self.end(lent, 0)),
+                Path::Whole { send, recv } => {
+                    self.path = Some(PathTaken::Whole);
+                    call.send.ptr = send.map_or(call.send.ptr, |pinned| pinned.host);
+                    call.recv.ptr = recv.map_or(call.recv.ptr, |pinned| pinned.host);
+                    self.with_host_memory(&call).map(|()| self.end(lent, 0))
+                }
+                Path::Staged { cut, area } => {
+                    if self.who_takes_part(Part::Staged)? != Part::Staged {
+                        return Err(self.confused());
+                    }
+                    self.path = Some(PathTaken::Staged);
+                    self.staged(lent, cut, area)
+                }
+                Path::Direct { cut, peers, said } => self.direct(lent, cut, peers, said),
+                Path::Copied { memory, send, recv, lane, to } => {
+                    self.path = Some(PathTaken::Copied);
+                    call.send.ptr = send.map_or(call.send.ptr, |offset| memory.at(offset));
+                    call.recv.ptr = recv.map_or(call.recv.ptr, |offset| memory.at(offset));
+                    self.with_host_memory(&call)?;
+                    if recv.is_some() {
+                        lane.device.copy_in(lane.stream.id, call.recv.ptr, to.ptr.addr() as u64, to.len)?;
+                        let finished = finish(lane, call.timeout.unwrap_or(self.shared.info.timeout));
+                        // The device may still copy from it.
+                        finished.inspect_err(|_| std::mem::forget(memory.clone()))?;
+                    }
+                    Ok(())
+                }
+            }
+        }
     }
 
-    /// Whether a buffer of this rank is on a device.
-    pub(super) fn touches_device(&self) -> bool {
-        self.call.lent.as_ref().is_some_and(|lent| lent.on_device.contains(&true))
+    /// Runs a call with this rank's buffers in host memory. Those of other ranks may be on devices.
+    ///
+    /// # Safety
+    ///
+    /// As for [`OnDevices::run`].
+    unsafe fn with_host_memory(&mut self, call: &Call) -> Result<()> {
+        // SAFETY: passed on.
+        unsafe {
+            if self.world == 1 || !self.shared.asks(call) {
+                return self.on_host(call);
+            }
+            match self.who_takes_part(Part::Host)? {
+                Part::Host => self.on_host(call),
+                _ => self.staged_on_host(call),
+            }
+        }
+    }
+
+    /// Tells the other ranks how this one takes part, and returns how all do: with host memory, if
+    /// all of them do, or staged. Prepares with those that are new.
+    fn who_takes_part(&mut self, mine: Part) -> Result<Part> {
+        loop {
+            let all = if self.shared.may_be_direct() {
+                let places = self.places(mine);
+                let records = self.exchange(&self.record(mine, Said::nothing(places)))?;
+                let is = |part: Part| records.iter().any(|record| record.part == part);
+                if is(Part::Direct) {
+                    return Err(self.mixed(&records));
+                }
+                if is(Part::Prepares) {
+                    Part::Prepares
+                } else if is(Part::Staged) {
+                    Part::Staged
+                } else {
+                    Part::Host
+                }
+            } else {
+                self.agree_on_part(mine)?
+            };
+            if all != Part::Prepares {
+                return Ok(all);
+            }
+            // Not all prepare, so their memory cannot be reached: through the host.
+            match self.prepare_host()? {
+                Prepared::Staged(..) => {}
+                Prepared::Reachable(_) => return Err(self.confused()),
+            }
+        }
+    }
+
+    fn places(&self, part: Part) -> [BufferAt; 2] {
+        let of = |len: usize| match (len, part) {
+            (0, _) => BufferAt::Nowhere,
+            (_, Part::Host) => BufferAt::Host,
+            _ => BufferAt::Device,
+        };
+        [of(self.call.send.len), of(self.call.recv.len)]
+    }
+
+    /// Some ranks have prepared to reach each other's memory, and others call with host memory.
+    pub(super) fn mixed(&self, records: &[Record]) -> Error {
+        let other = records.iter().position(|record| record.part != Part::Direct).unwrap_or(0);
+        let how = if records[other].part == Part::Prepares { "another device" } else { "host memory" };
+        let why = format!(
+            "rank {other} calls {} with {how} and others with device memory, after calls in which all had the memory of \
+             one device each; call with the same memory as before, or set KOLO_DEVICE_PATH=staged on all ranks",
+            self.call.op
+        );
+        Error::Unsupported { what: "host and device memory in one large operation of this communicator", why }
+    }
+
+    /// Returns the error for ranks that do not take part in the same way.
+    pub(super) fn confused(&self) -> Error {
+        self.failed(self.rank, Cause::Corrupt("what says how a rank takes part"))
+    }
+
+    pub(super) fn until_arrived(&self, lent: &Lent, round: usize) -> Result<()> {
+        self.step();
+        self.shared.until_stream(self.call, lent, Some(self.core.next_seq()), |gate| gate.words().has_arrived(round as u32))
+    }
+
+    fn until_left(&self, lent: &Lent) -> Result<()> {
+        self.step();
+        self.shared.until_stream(self.call, lent, Some(self.core.next_seq()), Gate::has_left)
+    }
+
+    pub(super) fn end(&self, lent: &Lent, round: usize) {
+        if let Some(gate) = lent.gate() {
+            gate.words().end(round as u32);
+        }
     }
 
     /// Fails if the operation has been cancelled: its buffers on other ranks may no longer be lent.
@@ -146,8 +274,11 @@ impl<'a> OnDevices<'a> {
     /// As for [`OnDevices::run`].
     pub(super) unsafe fn on_host(&mut self, call: &Call) -> Result<()> {
         let (info, history) = (&self.shared.info, &self.shared.recording.history);
+        self.step();
         // SAFETY: passed on.
-        unsafe { self.core.run_on_host(info, history, call) }
+        let result = unsafe { self.core.run_on_host(info, history, call) };
+        self.step();
+        result
     }
 
     /// A call that is a part of this one. Other ranks see it as this one's operation.
@@ -158,45 +289,8 @@ impl<'a> OnDevices<'a> {
 
     /// Waits for all ranks.
     pub(super) fn synchronise(&mut self) -> Result<()> {
-        let barrier = self.beside(Op::Barrier, DType::U8, 0);
+        let barrier = Call { send: RawSlice::EMPTY, recv: RawSliceMut::EMPTY, ..self.beside(Op::Barrier, DType::U8, 0) };
         // SAFETY: a barrier touches no buffer.
         unsafe { self.on_host(&barrier) }
-    }
-
-    /// The call of a single rank: a copy.
-    unsafe fn copy_alone(&mut self) -> Result<()> {
-        let Call { send, recv, .. } = *self.call;
-        if send.ptr == recv.ptr {
-            return Ok(());
-        }
-        let lanes = self.lanes()?;
-        // SAFETY: passed on; on a single rank both are equally long.
-        unsafe { lanes.device.copy(lanes.back.id, send.ptr.addr() as u64, recv.ptr.addr() as u64, recv.len)? };
-        lanes.finish()
-    }
-
-    /// The streams on the call's device.
-    pub(super) fn lanes(&mut self) -> Result<&Lanes> {
-        let lent = self.call.lent.as_ref().expect("a call that is lent");
-        let devices = &mut self.core.devices;
-        if devices.lanes.as_ref().is_some_and(|lanes| lanes.device.id() != lent.device.id()) {
-            (devices.lanes, devices.scratch) = (None, None);
-            if let Some(area) = &mut devices.area {
-                area.pinned = None;
-            }
-        }
-        let mut lanes = match devices.lanes.take() {
-            Some(lanes) => lanes,
-            None => Lanes::new(&lent.device)?,
-        };
-        lanes.timeout = self.call.timeout.unwrap_or(self.shared.info.timeout);
-        Ok(devices.lanes.insert(lanes))
-    }
-
-    /// Waits until nothing of this operation is in flight on the device.
-    fn drain(&mut self) {
-        let Some(lanes) = &self.core.devices.lanes else { return };
-        drain(&lanes.outs[0], lanes.out.id);
-        drain(&lanes.backs[0], lanes.back.id);
     }
 }

@@ -1,12 +1,15 @@
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::Communicator;
 use crate::cuda::device::{Address, Device, Driver, StreamId};
-use crate::cuda::fake_device::{FakeDevice, Machine};
+use crate::cuda::fake_device::{FakeDevice, FakeGpu, Machine};
 use crate::error::Error;
 use crate::exec::{Call, Raw};
+use crate::trace::DeviceStats;
 use crate::types::{DType, Op, Rank, ReduceOp, mix};
 
 /// How device memory gets from one rank to another.
@@ -16,6 +19,8 @@ enum Path {
     Same,
     /// Where it is: ranks are of different processes.
     Imported,
+    /// The same, on two GPUs that reach each other.
+    Peers,
     /// All-reduces through areas on the device, because buffers are hidden; others through the
     /// host.
     Areas,
@@ -26,20 +31,96 @@ enum Path {
 /// Elements of the buffer, or of one block: a short one, a large one, and one of several segments.
 const COUNTS: [usize; 3] = [3, 40_001, 700_000];
 
-fn run_on(device: &Arc<FakeDevice>, path: Path, world: usize, body: impl Fn(&Communicator, Rank) + Sync) {
-    device.exports.store(path != Path::Staged, Ordering::SeqCst);
-    let comms = Communicator::builder().devices(true).timeout(Duration::from_secs(60)).connect_in_process(world).unwrap();
-    std::thread::scope(|scope| {
-        for (rank, comm) in comms.into_iter().enumerate() {
-            let body = &body;
-            let machine: Arc<dyn Driver> = Arc::new(Machine(device.clone()));
-            let comm = comm.with_driver(machine);
-            if matches!(path, Path::Imported | Path::Areas) {
-                comm.exec.state.core.lock().devices.process = Some(rank as u64);
+/// The ranks of a test, and the GPU that they share. For the paths between processes each rank is a
+/// process of its own.
+///
+/// In one process, memory is freed when all ranks have ended: to free it waits for the streams of all
+/// of them, and one of these may wait for the rank that frees.
+struct Bed {
+    world: usize,
+    devices: Vec<Arc<FakeDevice>>,
+    /// Whether other threads of each process call the driver all the time: they free memory, load
+    /// kernels, and make and end streams. All calls take a random time.
+    is_busy: bool,
+}
+
+impl Bed {
+    fn new(path: Path, world: usize) -> Bed {
+        let gpu = Arc::<FakeGpu>::default();
+        let processes = if matches!(path, Path::Imported | Path::Areas | Path::Peers) { world } else { 1 };
+        let id = |process: usize| [if path == Path::Peers { 1 + process as u8 % 2 } else { 1 }; 16];
+        let devices: Vec<_> = (0..processes).map(|process| Arc::new(FakeDevice::on(&gpu, id(process)))).collect();
+        devices.iter().for_each(|device| device.exports.store(path != Path::Staged, Ordering::SeqCst));
+        Bed { world, devices, is_busy: false }
+    }
+
+    fn device(&self, rank: Rank) -> &Arc<FakeDevice> {
+        &self.devices[rank % self.devices.len()]
+    }
+
+    fn sum(&self, of: impl Fn(&FakeDevice) -> usize) -> usize {
+        self.devices.iter().map(|device| of(device)).sum()
+    }
+
+    fn moves(&self) -> usize {
+        self.sum(|device| device.moves.load(Ordering::SeqCst))
+    }
+
+    fn imports(&self) -> usize {
+        self.sum(FakeDevice::imports)
+    }
+
+    fn run(&self, body: impl Fn(&Communicator, Rank, &Arc<FakeDevice>, StreamId) + Sync) {
+        let builder = Communicator::builder().devices(true).timeout(Duration::from_secs(60));
+        let comms = builder.connect_in_process(self.world).unwrap();
+        let running = AtomicUsize::new(self.world);
+        std::thread::scope(|scope| {
+            for device in self.devices.iter().filter(|_| self.is_busy) {
+                device.is_slow.store(true, Ordering::SeqCst);
+                scope.spawn(|| keep_busy(device, || running.load(Ordering::SeqCst) > 0));
             }
-            scope.spawn(move || body(&comm, rank));
+            for (rank, comm) in comms.into_iter().enumerate() {
+                let (body, device) = (&body, self.device(rank));
+                let machine: Arc<dyn Driver> = Arc::new(Machine(device.clone()));
+                let comm = comm.with_driver(machine);
+                if self.devices.len() > 1 {
+                    comm.exec.state.core.lock().devices.process = Some(rank as u64);
+                }
+                // Before any stream waits: to make one waits for all.
+                let stream = device.user_stream();
+                let running = &running;
+                scope.spawn(move || {
+                    let _ended = Ended(running);
+                    body(&comm, rank, device, stream);
+                });
+            }
+        });
+        self.devices.iter().for_each(|device| device.held().until_released());
+    }
+}
+
+/// Counts a rank down, also if it panics.
+struct Ended<'a>(&'a AtomicUsize);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Calls the driver as other threads of a program do. Most of these calls wait for all streams.
+fn keep_busy(device: &FakeDevice, goes_on: impl Fn() -> bool) {
+    let kernels = DType::ALL.iter().filter(|dtype| ReduceOp::Product.applies_to(**dtype));
+    let mut kernels = kernels.map(|&dtype| (dtype, Some(ReduceOp::Product)));
+    while goes_on() {
+        let address = device.allocate(1000).unwrap();
+        // SAFETY: nothing uses it.
+        unsafe { device.free(address) };
+        if let Some((dtype, redop)) = kernels.next() {
+            device.prepare(dtype, redop).unwrap();
         }
-    });
+        device.end_stream(device.new_stream().unwrap());
+    }
 }
 
 fn bytes(seed: usize, dtype: DType, len: usize) -> Vec<u8> {
@@ -65,21 +146,49 @@ struct User<'a> {
     device: &'a Arc<FakeDevice>,
     stream: StreamId,
     path: Path,
+    /// What is freed at the end.
+    kept: Mutex<Vec<Address>>,
+    /// What later calls use.
+    free: Mutex<Vec<Address>>,
+    runs: AtomicUsize,
 }
 
-impl User<'_> {
+/// Bytes of an allocation: enough for all calls of most tests.
+const ARENA: usize = 12 << 20;
+
+impl Drop for User<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.comm.barrier().ok();
+            self.device.synchronise(self.stream);
+            // SAFETY: the stream has passed their last use.
+            self.kept.lock().drain(..).chain(self.free.lock().drain(..)).for_each(|address| unsafe { self.device.free(address) });
+        }
+    }
+}
+
+impl<'a> User<'a> {
+    fn new(comm: &'a Communicator, device: &'a Arc<FakeDevice>, stream: StreamId, path: Path) -> User<'a> {
+        User { comm, device, stream, path, kept: Mutex::default(), free: Mutex::default(), runs: AtomicUsize::new(0) }
+    }
+
     /// Runs a call on device memory as a program on its stream does, and returns the content of the
     /// receive buffer.
     fn run(&self, raw: &Raw<'_>, input: &[u8], in_place: Option<usize>) -> Vec<u8> {
         let lengths = self.lengths(raw);
+        // Sometimes new memory, and mostly that of earlier calls, which peers have open.
+        let is_new = self.runs.fetch_add(1, Ordering::SeqCst).is_multiple_of(8);
         let allocate = |len: usize| {
-            let memory = self.device.allocate(len.max(1) + 64).unwrap();
-            if self.path == Path::Areas {
-                self.device.hide(memory);
-            }
-            memory
+            let free = if is_new { None } else { self.free.lock().pop() };
+            free.filter(|_| len <= ARENA).unwrap_or_else(|| {
+                let memory = self.device.allocate(len.max(ARENA)).unwrap();
+                if self.path == Path::Areas {
+                    self.device.hide(memory);
+                }
+                memory
+            })
         };
-        let (send, recv, freed) = match in_place {
+        let (send, recv, used) = match in_place {
             // The single block is a part of the buffer of all blocks.
             Some(offset) => {
                 let whole = allocate(lengths[0].max(lengths[1]));
@@ -98,8 +207,16 @@ impl User<'_> {
         unsafe { self.comm.exec.run_prepared(&call) }.unwrap_or_else(|error| panic!("{}: {error}", raw.op));
         drop(call);
         let result = self.device.read(self.stream, recv, lengths[1]);
-        // SAFETY: the stream has reached this point.
-        freed.into_iter().for_each(|address| unsafe { self.device.free(address) });
+        if matches!(self.path, Path::Same | Path::Staged) {
+            self.kept.lock().extend(used);
+        } else {
+            let mut free = self.free.lock();
+            free.extend(used);
+            while free.len() > 2 {
+                // SAFETY: the stream has reached this point.
+                unsafe { self.device.free(free.remove(0)) };
+            }
+        }
         result
     }
 
@@ -138,11 +255,15 @@ const OPS: [Op; 8] =
     [Op::AllReduce, Op::Broadcast, Op::Reduce, Op::AllGather, Op::ReduceScatter, Op::AllToAll, Op::Gather, Op::Scatter];
 
 fn every_collective(path: Path, world: usize, dtype: DType) {
-    let device = Arc::new(FakeDevice::new());
-    let plain = parking_lot::Mutex::new(Communicator::in_process(world).unwrap().into_iter().map(Some).collect::<Vec<_>>());
-    run_on(&device, path, world, |comm, rank| {
+    every_collective_on(&Bed::new(path, world), path, dtype);
+}
+
+fn every_collective_on(bed: &Bed, path: Path, dtype: DType) {
+    let world = bed.world;
+    let plain = Mutex::new(Communicator::in_process(world).unwrap().into_iter().map(Some).collect::<Vec<_>>());
+    bed.run(|comm, rank, device, stream| {
         let plain = plain.lock()[rank].take().unwrap();
-        let user = User { comm, device: &device, stream: device.user_stream(), path };
+        let user = User::new(comm, device, stream, path);
         for (i, op) in OPS.into_iter().enumerate() {
             for count in COUNTS {
                 let root = i % world;
@@ -175,12 +296,23 @@ fn every_collective(path: Path, world: usize, dtype: DType) {
             let expected = user.expected(&plain, &raw, &input);
             assert!(user.run(&raw, &input, None) == expected, "{op} on rank {rank} of {world}, {path:?}");
         }
+        // Each path was taken, and no other.
+        let DeviceStats { whole, staged, in_place, through_areas, copied } = comm.stats().device;
+        let is_direct = path != Path::Staged;
+        let took = [whole, staged, in_place, through_areas, copied].map(|operations| operations > 0);
+        let may_be_in_place = is_direct && path != Path::Areas;
+        // An all-to-all in place passes through areas.
+        assert_eq!(took, [true, !is_direct, may_be_in_place, is_direct, false], "{path:?}: {:?}", comm.stats());
     });
-    let direct = device.reductions.load(Ordering::SeqCst);
-    assert_eq!(direct > 0, path != Path::Staged, "{direct} reductions on the device, {path:?}");
-    let imports = device.imports.load(Ordering::SeqCst);
-    assert_eq!(imports > 0, matches!(path, Path::Imported | Path::Areas) && world > 1);
-    assert_eq!(device.open(), 0, "all that was opened is closed with the communicators");
+    let direct = bed.moves();
+    assert_eq!(direct > 0, path != Path::Staged, "{direct} moves on the device, {path:?}");
+    assert_eq!(bed.imports() > 0, path != Path::Staged && bed.devices.len() > 1);
+    assert_eq!(bed.sum(FakeDevice::open), 0, "all that was opened is closed with the communicators");
+    // Ranks that share a GPU have one leader.
+    let leaders = bed.devices.iter().filter(|device| device.launches.load(Ordering::SeqCst) > 0).count();
+    let gpus = if path == Path::Peers { 2 } else { 1 };
+    assert_eq!(leaders, if path == Path::Staged { 0 } else { gpus });
+    assert_eq!(bed.devices[0].gpu_used(), 0, "all memory was freed");
 }
 
 #[test]
@@ -206,6 +338,25 @@ fn every_collective_on_hidden_memory() {
 }
 
 #[test]
+fn every_collective_on_two_gpus() {
+    every_collective(Path::Peers, 2, DType::F32);
+    every_collective(Path::Peers, 4, DType::F32);
+}
+
+/// No call of another thread that waits for streams keeps an operation from ending.
+#[test]
+fn every_collective_while_the_driver_is_busy() {
+    for path in [Path::Imported, Path::Areas] {
+        let bed = Bed { is_busy: true, ..Bed::new(path, 2) };
+        every_collective_on(&bed, path, DType::F32);
+    }
+    // Through the host, because GPUs do not reach each other.
+    let bed = Bed { is_busy: true, ..Bed::new(Path::Peers, 2) };
+    bed.devices.iter().for_each(|device| device.reaches.store(false, Ordering::SeqCst));
+    every_collective_on(&bed, Path::Staged, DType::F32);
+}
+
+#[test]
 fn every_collective_through_the_host() {
     for world in [2, 3] {
         every_collective(Path::Staged, world, DType::F32);
@@ -217,11 +368,11 @@ fn every_collective_through_the_host() {
 #[test]
 fn mixed_groups() {
     for path in [Path::Imported, Path::Staged] {
-        let device = Arc::new(FakeDevice::new());
-        let plain = parking_lot::Mutex::new(Communicator::in_process(3).unwrap().into_iter().map(Some).collect::<Vec<_>>());
-        run_on(&device, path, 3, |comm, rank| {
+        let bed = Bed::new(path, 3);
+        let plain = Mutex::new(Communicator::in_process(3).unwrap().into_iter().map(Some).collect::<Vec<_>>());
+        bed.run(|comm, rank, device, stream| {
             let plain = plain.lock()[rank].take().unwrap();
-            let user = User { comm, device: &device, stream: device.user_stream(), path };
+            let user = User::new(comm, device, stream, path);
             for (i, op) in OPS.into_iter().enumerate() {
                 for count in COUNTS {
                     let raw = raw(op, DType::F32, count, i % 3);
@@ -235,25 +386,49 @@ fn mixed_groups() {
     }
 }
 
+/// Rank 0 sends from its device and receives in host memory.
+#[test]
+fn one_buffer_on_the_host() {
+    let bed = Bed::new(Path::Imported, 2);
+    bed.run(|comm, rank, device, stream| {
+        let user = User::new(comm, device, stream, Path::Imported);
+        for count in COUNTS {
+            let raw = raw(Op::AllReduce, DType::U8, count, 0);
+            if rank == 1 {
+                assert!(user.run(&raw, &vec![1; count], None).iter().all(|&sum| sum == 3));
+                continue;
+            }
+            let (send, mut recv) = (device.allocate(count).unwrap(), vec![0u8; count]);
+            device.write(stream, send, vec![2; count]);
+            let call = user.call(&raw, send, recv.as_mut_ptr().expose_provenance() as Address);
+            // SAFETY: both are used until the stream has passed the call.
+            unsafe { comm.exec.run_prepared(&call) }.unwrap();
+            device.synchronise(stream);
+            assert!(recv.iter().all(|&sum| sum == 3), "{count}");
+            user.kept.lock().push(send);
+        }
+    });
+}
+
 /// Buffers of all ranks on the host, on a communicator with devices.
 #[test]
 fn host_memory_as_before() {
-    let device = Arc::new(FakeDevice::new());
-    run_on(&device, Path::Imported, 2, |comm, rank| {
+    let bed = Bed::new(Path::Imported, 2);
+    bed.run(|comm, rank, _, _| {
         let mut buffer = vec![rank as f32 + 1.0; 300_000];
         comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
         assert!(buffer.iter().all(|&sum| sum == 3.0));
         comm.barrier().unwrap();
     });
-    assert_eq!(device.copies.load(Ordering::SeqCst), 0);
+    assert_eq!(bed.sum(|device| device.copies.load(Ordering::SeqCst)), 0);
 }
 
 #[test]
-fn without_gates_calls_wait() {
-    let device = Arc::new(FakeDevice::new());
-    device.has_gates.store(false, Ordering::SeqCst);
-    run_on(&device, Path::Imported, 2, |comm, rank| {
-        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+fn without_words_calls_wait() {
+    let bed = Bed::new(Path::Imported, 2);
+    bed.devices.iter().for_each(|device| device.has_words.store(false, Ordering::SeqCst));
+    bed.run(|comm, rank, device, stream| {
+        let user = User::new(comm, device, stream, Path::Imported);
         for count in COUNTS {
             let raw = raw(Op::AllReduce, DType::U8, count, 0);
             let got = user.run(&raw, &vec![rank as u8 + 1; count], None);
@@ -264,9 +439,9 @@ fn without_gates_calls_wait() {
 
 #[test]
 fn messages() {
-    let device = Arc::new(FakeDevice::new());
-    run_on(&device, Path::Imported, 3, |comm, rank| {
-        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+    let bed = Bed::new(Path::Imported, 3);
+    bed.run(|comm, rank, device, stream| {
+        let user = User::new(comm, device, stream, Path::Imported);
         let (next, last) = ((rank + 1) % 3, (rank + 2) % 3);
         for count in COUNTS {
             let (send, recv) = (device.allocate(count).unwrap(), device.allocate(count).unwrap());
@@ -288,9 +463,9 @@ fn messages() {
 /// Memory that is freed, and other memory at the same address.
 #[test]
 fn what_was_freed_is_opened_anew() {
-    let device = Arc::new(FakeDevice::new());
-    run_on(&device, Path::Imported, 2, |comm, rank| {
-        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+    let bed = Bed::new(Path::Imported, 2);
+    bed.run(|comm, rank, device, stream| {
+        let user = User::new(comm, device, stream, Path::Imported);
         for round in 0..10 {
             let count = 50_000;
             let raw = raw(Op::AllReduce, DType::F32, count, 0);
@@ -299,12 +474,10 @@ fn what_was_freed_is_opened_anew() {
             assert!(user.run(&raw, &input, None).chunks(4).all(|value| value == sum.to_le_bytes()), "round {round}");
         }
     });
-    let imports = device.imports.load(Ordering::SeqCst);
-    assert!(imports > 2, "{imports}");
-    // Memory that stays is opened once: each rank opens the other's send and receive buffer.
-    let device = Arc::new(FakeDevice::new());
-    run_on(&device, Path::Imported, 2, |comm, _| {
-        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+    // Memory that stays is opened once, by the leader: the area and one buffer of the other rank.
+    let bed = Bed::new(Path::Imported, 2);
+    bed.run(|comm, _, device, stream| {
+        let user = User::new(comm, device, stream, Path::Imported);
         let memory = device.allocate(400_000).unwrap();
         for _ in 0..10 {
             let call = user.call(&raw(Op::AllReduce, DType::F32, 100_000, 0), memory, memory);
@@ -312,19 +485,26 @@ fn what_was_freed_is_opened_anew() {
             unsafe { comm.exec.run_prepared(&call).unwrap() };
         }
         device.synchronise(user.stream);
+        comm.barrier().unwrap();
+        for _ in 0..3 {
+            let call = user.call(&raw(Op::AllReduce, DType::F32, 100_000, 0), memory, memory);
+            // SAFETY: as above.
+            unsafe { comm.exec.run_prepared(&call).unwrap() };
+            device.synchronise(user.stream);
+        }
     });
-    assert_eq!(device.imports.load(Ordering::SeqCst), 2);
+    assert_eq!(bed.imports(), 2);
 }
 
 #[test]
 fn graphs_are_refused() {
-    let device = Arc::new(FakeDevice::new());
-    device.is_capturing.store(true, Ordering::SeqCst);
-    run_on(&device, Path::Imported, 2, |comm, _| {
+    let bed = Bed::new(Path::Imported, 2);
+    bed.devices.iter().for_each(|device| device.is_capturing.store(true, Ordering::SeqCst));
+    bed.run(|comm, _, device, stream| {
         let memory: *const u8 = std::ptr::without_provenance(device.allocate(4).unwrap() as usize);
         let raw = Raw { send: memory, recv: memory.cast_mut(), ..raw(Op::AllReduce, DType::F32, 1, 0) };
         let mut call = comm.exec.prepare(&raw).unwrap();
-        let error = comm.exec.lend(&mut call, device.user_stream()).unwrap_err();
+        let error = comm.exec.lend(&mut call, stream).unwrap_err();
         assert!(error.leaves_communicator_usable() && error.to_string().contains("CUDA graph"), "{error}");
         comm.barrier().unwrap();
     });
@@ -336,12 +516,13 @@ fn failures_of_the_device() {
     for path in [Path::Imported, Path::Areas, Path::Staged] {
         for op in [Op::AllReduce, Op::AllToAll, Op::Broadcast] {
             for count in COUNTS {
-                for after in [0, 1, 3] {
-                    let device = Arc::new(FakeDevice::new());
-                    device.fails_after.store(after, Ordering::SeqCst);
+                // The calls of an operation, and those of the next one.
+                for after in if op == Op::AllReduce { 0..12 } else { 2..4 } {
+                    let bed = Bed::new(path, 2);
+                    bed.devices[0].fails_after.store(after, Ordering::SeqCst);
                     let failures = std::sync::atomic::AtomicUsize::new(0);
-                    run_on(&device, path, 2, |comm, _| {
-                        let user = User { comm, device: &device, stream: device.user_stream(), path };
+                    bed.run(|comm, _, device, stream| {
+                        let user = User::new(comm, device, stream, path);
                         let raw = raw(op, DType::F32, count, 0);
                         let lengths = user.lengths(&raw);
                         let (send, recv) = (device.allocate(lengths[0] + 1).unwrap(), device.allocate(lengths[1]).unwrap());
@@ -350,6 +531,9 @@ fn failures_of_the_device() {
                         }
                         let mut outcome = Ok(());
                         for _ in 0..4 {
+                            if outcome.is_err() {
+                                break;
+                            }
                             let call = user.call(&raw, send, recv);
                             // SAFETY: the memory is never freed.
                             outcome = outcome.and(unsafe { comm.exec.start_prepared(call) }.and_then(|work| Ok(work.wait()?)));
@@ -371,9 +555,9 @@ fn failures_of_the_device() {
 
 #[test]
 fn a_rank_that_leaves_is_named() {
-    let device = Arc::new(FakeDevice::new());
-    run_on(&device, Path::Imported, 3, |comm, rank| {
-        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+    let bed = Bed::new(Path::Imported, 3);
+    bed.run(|comm, rank, device, stream| {
+        let user = User::new(comm, device, stream, Path::Imported);
         if rank == 1 {
             return;
         }
@@ -389,16 +573,16 @@ fn a_rank_that_leaves_is_named() {
 #[test]
 fn calls_that_do_not_match() {
     for (count, other) in [(40_000, 50_000), (40_000, 3)] {
-        let device = Arc::new(FakeDevice::new());
-        run_on(&device, Path::Imported, 2, |comm, rank| {
-            let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+        let bed = Bed::new(Path::Imported, 2);
+        bed.run(|comm, rank, device, stream| {
+            let user = User::new(comm, device, stream, Path::Imported);
             let memory = device.allocate(400_000).unwrap();
             let call = user.call(&raw(Op::AllReduce, DType::F32, if rank == 0 { count } else { other }, 0), memory, memory);
             // SAFETY: the memory is never freed.
             let error = unsafe { comm.exec.start_prepared(call) }.and_then(|work| Ok(work.wait()?)).unwrap_err();
             assert!(matches!(error, Error::Mismatch { .. }), "{error}");
         });
-        assert_eq!(device.reductions.load(Ordering::SeqCst), 0, "nothing was written");
+        assert_eq!(bed.moves(), 0, "nothing was written");
     }
 }
 
@@ -406,21 +590,26 @@ fn calls_that_do_not_match() {
 #[test]
 fn streams_that_do_not_come() {
     for aborts in [false, true] {
-        let device = Arc::new(FakeDevice::new());
-        run_on(&device, Path::Imported, 2, |comm, _| {
-            let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
-            let page = device.gates().unwrap().unwrap();
-            let closed = page.take().unwrap();
-            closed.close(&*device, user.stream).unwrap();
+        let both = std::sync::Barrier::new(2);
+        let bed = Bed::new(Path::Imported, 2);
+        bed.run(|comm, _, device, stream| {
+            let user = User::new(comm, device, stream, Path::Imported);
             let memory = device.allocate(400_000).unwrap();
+            // The first call makes kolo's stream, for which the driver may wait for all streams.
+            let call = user.call(&raw(Op::AllReduce, DType::F32, 100_000, 0), memory, memory);
+            // SAFETY: the memory is never freed.
+            unsafe { comm.exec.start_prepared(call) }.unwrap().wait().unwrap();
+            both.wait();
+            let closed = device.hold_back(user.stream);
             let timeout = (!aborts).then(|| Duration::from_millis(200));
             let call = user.call(&Raw { timeout, ..raw(Op::AllReduce, DType::F32, 100_000, 0) }, memory, memory);
             // SAFETY: the memory is never freed.
-            let work = unsafe { comm.exec.start_prepared(call) }.unwrap();
+            let work = unsafe { comm.exec.start_prepared(call) };
             if aborts {
                 comm.abort();
             }
-            let error = Error::from(work.wait().unwrap_err());
+            // The other rank may have ended the communicator before the call.
+            let error = work.and_then(|work| Ok(work.wait()?)).unwrap_err();
             assert!(!error.leaves_communicator_usable(), "{error}");
             drop(closed);
             device.synchronise(user.stream);
@@ -431,9 +620,9 @@ fn streams_that_do_not_come() {
 /// The earlier work of a stream may wait for an earlier message.
 #[test]
 fn messages_in_a_row() {
-    let device = Arc::new(FakeDevice::new());
-    run_on(&device, Path::Imported, 2, |comm, rank| {
-        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+    let bed = Bed::new(Path::Imported, 2);
+    bed.run(|comm, rank, device, stream| {
+        let user = User::new(comm, device, stream, Path::Imported);
         for round in 0..3u8 {
             let count = 1 << 20;
             let buffers = [0, 1].map(|_| device.allocate(count).unwrap());
@@ -458,16 +647,15 @@ fn messages_in_a_row() {
 /// A call that returns at once cannot report its failure; a later call does.
 #[test]
 fn a_later_call_says_so() {
-    let device = Arc::new(FakeDevice::new());
-    run_on(&device, Path::Imported, 2, |comm, _| {
-        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Imported };
+    let bed = Bed::new(Path::Imported, 2);
+    bed.run(|comm, _, device, stream| {
+        let user = User::new(comm, device, stream, Path::Imported);
         let memory = device.allocate(400_000).unwrap();
         let go = || {
             let call = user.call(&raw(Op::AllReduce, DType::F32, 100_000, 0), memory, memory);
             // SAFETY: the memory is never freed.
             unsafe { comm.exec.run_prepared(&call) }
         };
-        // The first call waits for its end.
         go().unwrap();
         device.synchronise(user.stream);
         comm.barrier().unwrap();
@@ -500,7 +688,7 @@ fn dropping_waits_for_what_was_given_to_streams() {
                 let memory = device.allocate(count * 4).unwrap();
                 for _ in 0..2 {
                     device.write(stream, memory, 1f32.to_le_bytes().repeat(count));
-                    let user = User { comm: &comm, device, stream, path: Path::Staged };
+                    let user = User::new(&comm, device, stream, Path::Staged);
                     let call = user.call(&raw(Op::AllReduce, DType::F32, count, 0), memory, memory);
                     // SAFETY: the memory is never freed.
                     unsafe { comm.exec.run_prepared(&call).unwrap() };
@@ -516,9 +704,9 @@ fn dropping_waits_for_what_was_given_to_streams() {
 /// Areas stay open while much other memory is opened and closed.
 #[test]
 fn areas_after_many_allocations() {
-    let device = Arc::new(FakeDevice::new());
-    run_on(&device, Path::Areas, 2, |comm, _| {
-        let user = User { comm, device: &device, stream: device.user_stream(), path: Path::Areas };
+    let bed = Bed::new(Path::Imported, 2);
+    bed.run(|comm, _, device, stream| {
+        let user = User::new(comm, device, stream, Path::Imported);
         let go = |memory: Address| {
             let call = user.call(&raw(Op::AllReduce, DType::F32, 20_000, 0), memory, memory);
             // SAFETY: the memory is never freed.
@@ -545,7 +733,7 @@ fn without_kernels() {
             let machine: Arc<dyn Driver> = Arc::new(Machine(device.clone()));
             let comm = comm.with_driver(machine);
             scope.spawn(move || {
-                let user = User { comm: &comm, device, stream: device.user_stream(), path: Path::Imported };
+                let user = User::new(&comm, device, device.user_stream(), Path::Imported);
                 for count in COUNTS {
                     let got = user.run(&raw(Op::AllReduce, DType::U8, count, 0), &vec![1; count], None);
                     assert!(got.iter().all(|&sum| sum == 2), "{count}");
@@ -553,13 +741,13 @@ fn without_kernels() {
             });
         }
     });
-    assert!(devices.iter().all(|device| device.reductions.load(Ordering::SeqCst) == 0));
+    assert!(devices.iter().all(|device| device.moves.load(Ordering::SeqCst) == 0));
 }
 
 #[test]
 fn mismatches_show_what_was_called() {
-    let device = Arc::new(FakeDevice::new());
-    run_on(&device, Path::Imported, 2, |comm, rank| {
+    let bed = Bed::new(Path::Imported, 2);
+    bed.run(|comm, rank, _, _| {
         let mut buffer = vec![1f32; if rank == 0 { 40_000 } else { 3 }];
         let error = comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err().to_string();
         assert!(error.contains("f32 x 40000") && error.contains("f32 x 3 "), "{error}");

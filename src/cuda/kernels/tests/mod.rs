@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use half::{bf16, f16};
 
 use super::image::SOURCE;
-use super::{LINE, MOST, Reduction, entry};
+use super::{LINE, Parameter, entry};
+use crate::cuda::device::MOST_PARTS as MOST;
+use crate::cuda::moves::{Move, Moves};
 use crate::float8::{f8e4m3, f8e5m2};
 use crate::reduce::Kernel;
 use crate::types::{DType, ReduceOp, mix};
@@ -276,8 +278,14 @@ fn difference(
             Targets::First => &addresses[..1],
             Targets::All => &addresses[..],
         };
-        let reduction = Reduction::new(&addresses[..parts], targets, count, parts as u32);
-        host.run(&entry(dtype, redop).unwrap(), reduction, is_backwards);
+        let only = Move::new(&addresses[..parts], targets, count, parts as u32);
+        // Backwards, as the second of a list whose first moves nothing.
+        let mut list = vec![0u64; Moves::bytes(2) / 8];
+        let nothing = Move::new(&addresses[..1], &addresses[..1], 0, 1);
+        // SAFETY: there is room for two.
+        unsafe { Moves::write(list.as_mut_ptr().cast(), &[nothing, only]) };
+        let listed = Parameter::at(list.as_ptr().expose_provenance() as u64);
+        host.run(&entry(dtype, redop).unwrap(), if is_backwards { listed } else { Parameter::of(only) }, is_backwards);
         for (i, (buffer, expected)) in buffers.iter_mut().zip(&mut expected).enumerate() {
             let (got, expected) = (buffer.content(dtype, count, merges_nan), expected.content(dtype, count, merges_nan));
             if let Some(at) = got.iter().zip(&expected).position(|(got, expected)| got != expected) {
@@ -358,7 +366,8 @@ fn any_byte_but_zero_is_true() {
         let (left, right, mut into) = ([0u8, 0, 255, 4], [0u8, 2, 0, 8], [9u8; 4]);
         let address = |bytes: &[u8; 4]| bytes.as_ptr().expose_provenance() as u64;
         let target = into.as_mut_ptr().expose_provenance() as u64;
-        host.run(&entry(DType::Bool, redop).unwrap(), Reduction::new(&[address(&left), address(&right)], &[target], 4, 1), false);
+        let both = Move::new(&[address(&left), address(&right)], &[target], 4, 1);
+        host.run(&entry(DType::Bool, redop).unwrap(), Parameter::of(both), false);
         assert_eq!(into, expected, "{redop}");
     }
 }
@@ -370,9 +379,13 @@ fn an_average_that_is_not_finished_is_a_sum() {
     let address = |numbers: &[f32; 2]| numbers.as_ptr().expose_provenance() as u64;
     let sources = [address(&left), address(&right)];
     let targets = [into.as_mut_ptr().expose_provenance() as u64];
-    host.run(&entry(DType::F32, ReduceOp::Average).unwrap(), Reduction::new(&sources, &targets, 2, 1), false);
+    let average = |divisor| {
+        let both = Move::new(&sources, &targets, 2, divisor);
+        host.run(&entry(DType::F32, ReduceOp::Average).unwrap(), Parameter::of(both), false);
+    };
+    average(1);
     assert_eq!(into, [3.0, 7.0]);
-    host.run(&entry(DType::F32, ReduceOp::Average).unwrap(), Reduction::new(&sources, &targets, 2, 3), false);
+    average(3);
     assert_eq!(into, [1.0, 7.0 / 3.0]);
 }
 

@@ -1,0 +1,494 @@
+//! A fake GPU in host memory, for tests on machines without one. It is as unfriendly as a real one:
+//!
+//! - Its streams are threads with random delays, and its addresses are invalid on the host. So a
+//!   test fails if work is not ordered by the stream, or if a device address is used as a host
+//!   address.
+//! - A process has a lock for its driver calls ([`lock`]). Calls that free memory, unpin it, close
+//!   another process's memory, make or destroy streams and events, or load a kernel take it alone
+//!   and wait for all streams of the process.
+//! - Kernels of two processes never run at once.
+//! - An access to memory that is not there is an error that stays: all later calls fail, and the
+//!   work of all streams is lost.
+//! - Memory of pools cannot be opened by other processes. A process opens an allocation once, and
+//!   not while it has open what was freed at the same address.
+//!
+//! What it cannot show: the driver's real locks, the order in which memory becomes visible, and
+//! times.
+
+mod lock;
+mod memory;
+mod stream;
+
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use self::lock::DriverLock;
+use self::memory::{IMPORTED, OF_DEVICE, Opened};
+use self::stream::{Mark, Streams};
+use super::device::{Address, Device, DeviceId, Driver, EventId, Extension, Extent, Handle, Reduction, StreamId};
+use super::held::Held;
+use super::moves::Moves;
+use crate::error::{Error, Result};
+use crate::reduce::{Kernel, normalise_bools};
+use crate::types::{DType, ReduceOp};
+
+pub(crate) use self::memory::FakeGpu;
+
+/// The driver of one process, and its context on a GPU.
+pub(crate) struct FakeDevice {
+    id: DeviceId,
+    gpu: Arc<FakeGpu>,
+    lock: DriverLock,
+    streams: Arc<Streams>,
+    /// What this process has opened of others.
+    opened: Arc<Opened>,
+    /// The kernels that were launched before.
+    loaded: Mutex<HashSet<(DType, Option<ReduceOp>)>>,
+    events: Mutex<HashMap<usize, Arc<Mark>>>,
+    held: Arc<Held>,
+    extension: Extension,
+    next: AtomicUsize,
+    /// Whether streams can wait for words.
+    pub(crate) has_words: AtomicBool,
+    /// Whether peers can open allocations.
+    pub(crate) exports: AtomicBool,
+    /// Whether it can open allocations of peers.
+    pub(crate) reaches: AtomicBool,
+    pub(crate) is_capturing: AtomicBool,
+    pub(crate) has_kernels: AtomicBool,
+    /// Whether every call takes a random time.
+    pub(crate) is_slow: AtomicBool,
+    /// The number of reductions so far that were not moves.
+    pub(crate) reductions: AtomicUsize,
+    /// The number of moves so far.
+    pub(crate) moves: Arc<AtomicUsize>,
+    /// The number of kernels that were launched for moves.
+    pub(crate) launches: AtomicUsize,
+    /// The number of copies to or from the host so far.
+    pub(crate) copies: AtomicUsize,
+    /// The number of calls after which one fails; none fails if it is negative.
+    pub(crate) fails_after: AtomicI64,
+    /// Whether recording an event fails.
+    pub(crate) marks_fail: AtomicBool,
+}
+
+impl FakeDevice {
+    /// A GPU with one process.
+    pub(crate) fn new() -> FakeDevice {
+        FakeDevice::on(&Arc::default(), [7; 16])
+    }
+
+    /// A process on a GPU, or on one of several that share their memory.
+    pub(crate) fn on(gpu: &Arc<FakeGpu>, id: DeviceId) -> FakeDevice {
+        let opened = Arc::<Opened>::default();
+        FakeDevice {
+            id,
+            streams: Streams::new(gpu, &opened),
+            gpu: gpu.clone(),
+            lock: DriverLock::default(),
+            opened,
+            loaded: Mutex::default(),
+            events: Mutex::default(),
+            held: Arc::default(),
+            extension: Extension::new(),
+            next: AtomicUsize::new(1),
+            has_words: AtomicBool::new(true),
+            exports: AtomicBool::new(true),
+            reaches: AtomicBool::new(true),
+            is_capturing: AtomicBool::new(false),
+            has_kernels: AtomicBool::new(true),
+            is_slow: AtomicBool::new(false),
+            reductions: AtomicUsize::new(0),
+            moves: Arc::default(),
+            launches: AtomicUsize::new(0),
+            copies: AtomicUsize::new(0),
+            fails_after: AtomicI64::new(-1),
+            marks_fail: AtomicBool::new(false),
+        }
+    }
+
+    /// A driver call.
+    fn call<R>(&self, call: impl FnOnce() -> R) -> R {
+        self.delay();
+        self.lock.share(call)
+    }
+
+    /// A driver call that waits for all streams of the process.
+    fn call_alone<R>(&self, call: impl FnOnce() -> R) -> R {
+        self.delay();
+        self.lock.alone(|| {
+            self.streams.until_idle();
+            call()
+        })
+    }
+
+    fn delay(&self) {
+        if self.is_slow.load(Ordering::Relaxed) {
+            self.gpu.take_time();
+        }
+    }
+
+    /// Fails if the context is broken.
+    fn check(&self, doing: &'static str) -> Result<()> {
+        match self.streams.failure() {
+            None => Ok(()),
+            Some(problem) => Err(self.problem(doing, &problem)),
+        }
+    }
+
+    /// Enqueues work that may fail because a test asks for it.
+    fn enqueue(&self, stream: StreamId, work: impl FnOnce(&stream::Access<'_>) + Send + 'static) -> Result<()> {
+        self.call(|| {
+            self.check("enqueueing work")?;
+            if self.fails_after.load(Ordering::SeqCst) >= 0 && self.fails_after.fetch_sub(1, Ordering::SeqCst) == 0 {
+                return Err(self.problem("enqueueing work", "the test asks for this failure"));
+            }
+            self.streams.push(stream, work);
+            Ok(())
+        })
+    }
+
+    fn problem(&self, doing: &'static str, problem: &str) -> Error {
+        Error::Device { device: self.name(), doing, problem: problem.to_owned() }
+    }
+
+    fn mark(&self, event: EventId) -> Arc<Mark> {
+        self.events.lock()[&event.0].clone()
+    }
+
+    /// Loads a kernel at its first launch, as the driver does.
+    fn load(&self, kernel: (DType, Option<ReduceOp>)) {
+        if self.loaded.lock().insert(kernel) {
+            self.call_alone(|| ());
+        }
+    }
+
+    /// Returns a new stream of a user.
+    pub(crate) fn user_stream(&self) -> StreamId {
+        self.new_stream().unwrap()
+    }
+
+    /// Makes an allocation unreachable for peers, like those of CUDA's memory pools.
+    pub(crate) fn hide(&self, address: Address) {
+        self.gpu.hide(address);
+    }
+
+    /// Has a stream wait until the sender is dropped.
+    pub(crate) fn hold_back(&self, stream: StreamId) -> crossbeam_channel::Sender<()> {
+        let (sender, gone) = crossbeam_channel::unbounded::<()>();
+        self.call(|| self.streams.push(stream, move |_| _ = gone.recv()));
+        sender
+    }
+
+    /// Waits until a stream has done all its work.
+    pub(crate) fn synchronise(&self, stream: StreamId) {
+        self.streams.synchronise(stream);
+        assert_eq!(self.streams.failure(), None);
+    }
+
+    /// Enqueues a write to device memory.
+    pub(crate) fn write(&self, stream: StreamId, to: Address, bytes: Vec<u8>) {
+        let write = move |access: &stream::Access<'_>| {
+            let to = access.resolve(to, bytes.len());
+            // SAFETY: the address was resolved for as many bytes.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        };
+        self.call(|| self.streams.push(stream, write));
+    }
+
+    /// Returns the content of device memory after the earlier work of a stream.
+    pub(crate) fn read(&self, stream: StreamId, from: Address, len: usize) -> Vec<u8> {
+        let (done, wait) = crossbeam_channel::unbounded();
+        let read = move |access: &stream::Access<'_>| {
+            let mut bytes = vec![0; len];
+            // SAFETY: the address is resolved for as many bytes.
+            unsafe { std::ptr::copy_nonoverlapping(access.resolve(from, len), bytes.as_mut_ptr(), len) };
+            _ = done.send(bytes);
+        };
+        self.call(|| self.streams.push(stream, read));
+        wait.recv().unwrap_or_else(|_| panic!("{:?}", self.streams.failure()))
+    }
+
+    /// Bytes that are allocated on the GPU, by all processes.
+    pub(crate) fn gpu_used(&self) -> usize {
+        self.gpu.used()
+    }
+
+    /// Returns how many allocations of other processes are open.
+    pub(crate) fn open(&self) -> usize {
+        self.opened.count()
+    }
+
+    /// The number of imports so far.
+    pub(crate) fn imports(&self) -> usize {
+        self.opened.imports.load(Ordering::SeqCst)
+    }
+}
+
+/// A machine with one device, as one process sees it.
+#[derive(Clone)]
+pub(crate) struct Machine(pub(crate) Arc<FakeDevice>);
+
+impl Driver for Machine {
+    fn locate(&self, address: *const u8) -> Result<Option<Arc<dyn Device>>> {
+        let is_mine = address.addr() as u64 & OF_DEVICE != 0;
+        Ok(self.0.call(|| is_mine.then(|| self.0.clone() as Arc<dyn Device>)))
+    }
+
+    fn device(&self, _: usize) -> Result<Arc<dyn Device>> {
+        Ok(self.0.clone())
+    }
+
+    fn device_of(&self, _: StreamId) -> Result<Arc<dyn Device>> {
+        Ok(self.0.call(|| self.0.clone()))
+    }
+}
+
+/// A host address that a stream's thread uses.
+struct Host(Cell<*mut u8>);
+
+// SAFETY: the caller that enqueues the work promises that the memory stays valid until it is done.
+unsafe impl Send for Host {}
+
+impl Device for FakeDevice {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn name(&self) -> String {
+        "the fake device".to_owned()
+    }
+
+    fn extent(&self, address: Address) -> Result<Extent> {
+        let extent = self.call(|| self.gpu.extent(address));
+        extent.ok_or_else(|| self.problem("looking up an allocation", "there is no memory at this address"))
+    }
+
+    fn new_stream(&self) -> Result<StreamId> {
+        let stream = self.next.fetch_add(1, Ordering::Relaxed);
+        self.call_alone(|| self.streams.start(stream));
+        Ok(StreamId(stream))
+    }
+
+    fn end_stream(&self, stream: StreamId) {
+        self.call_alone(|| self.streams.end(stream));
+    }
+
+    fn new_event(&self) -> Result<EventId> {
+        let event = self.next.fetch_add(1, Ordering::Relaxed);
+        self.call_alone(|| self.events.lock().insert(event, Arc::default()));
+        Ok(EventId(event))
+    }
+
+    fn end_event(&self, event: EventId) {
+        self.call_alone(|| self.events.lock().remove(&event.0));
+    }
+
+    fn record(&self, event: EventId, stream: StreamId) -> Result<()> {
+        if self.marks_fail.load(Ordering::SeqCst) {
+            return Err(self.problem("recording an event", "the test asks for this failure"));
+        }
+        let mark = self.mark(event);
+        let done = Arc::new(AtomicBool::new(false));
+        self.call(|| {
+            *mark.last.lock() = done.clone();
+            self.streams.push(stream, move |_| done.store(true, Ordering::SeqCst));
+        });
+        Ok(())
+    }
+
+    fn is_done(&self, event: EventId) -> Result<bool> {
+        self.call(|| {
+            self.check("querying an event")?;
+            Ok(self.mark(event).last.lock().load(Ordering::SeqCst))
+        })
+    }
+
+    fn is_capturing(&self, _: StreamId) -> Result<bool> {
+        Ok(self.call(|| self.is_capturing.load(Ordering::SeqCst)))
+    }
+
+    fn wait_for_event(&self, stream: StreamId, event: EventId) -> Result<()> {
+        let done = self.mark(event).last.lock().clone();
+        self.enqueue(stream, move |access| access.until(|| done.load(Ordering::SeqCst)))
+    }
+
+    fn held(&self) -> &Arc<Held> {
+        &self.held
+    }
+
+    fn extension(&self) -> &Extension {
+        &self.extension
+    }
+
+    fn has_words(&self) -> Result<bool> {
+        Ok(self.has_words.load(Ordering::SeqCst))
+    }
+
+    unsafe fn wait_for_word(&self, stream: StreamId, word: Address, value: u32) -> Result<()> {
+        self.enqueue(stream, move |access| {
+            let word = access.pinned(word, 4).cast::<AtomicU32>();
+            // SAFETY: the memory is pinned, and the caller promises that it stays valid.
+            let word = unsafe { &*word };
+            access.until(|| (word.load(Ordering::Acquire).wrapping_sub(value) as i32) >= 0);
+        })
+    }
+
+    unsafe fn write_word(&self, stream: StreamId, word: Address, value: u32) -> Result<()> {
+        self.enqueue(stream, move |access| {
+            let word = access.pinned(word, 4).cast::<AtomicU32>();
+            // SAFETY: as above.
+            unsafe { (*word).store(value, Ordering::Release) };
+        })
+    }
+
+    unsafe fn run_moves(&self, stream: StreamId, (dtype, redop): (DType, ReduceOp), moves: Address, _: u64) -> Result<()> {
+        self.load((dtype, Some(redop)));
+        self.launches.fetch_add(1, Ordering::SeqCst);
+        let moved = self.moves.clone();
+        self.enqueue(stream, move |access| {
+            access.kernel(|| {
+                // SAFETY: the memory is pinned, and the host has written moves there.
+                let moves = unsafe { Moves::read(access.pinned(moves, 8)) };
+                for one in &moves {
+                    let (count, divisor) = (one.count as usize, one.divisor as usize);
+                    reduce(access, (dtype, redop), (one.sources(), one.targets()), count, divisor);
+                }
+                moved.fetch_add(moves.len(), Ordering::SeqCst);
+            });
+        })
+    }
+
+    unsafe fn copy_out(&self, stream: StreamId, from: Address, to: *mut u8, len: usize) -> Result<()> {
+        self.copies.fetch_add(1, Ordering::SeqCst);
+        let to = Host(Cell::new(to));
+        self.enqueue(stream, move |access| {
+            let to = to;
+            // SAFETY: the device address is resolved, and the caller vouches for the host address.
+            unsafe { std::ptr::copy_nonoverlapping(access.resolve(from, len), to.0.get(), len) };
+        })
+    }
+
+    unsafe fn copy_in(&self, stream: StreamId, from: *const u8, to: Address, len: usize) -> Result<()> {
+        self.copies.fetch_add(1, Ordering::SeqCst);
+        let from = Host(Cell::new(from.cast_mut()));
+        self.enqueue(stream, move |access| {
+            let from = from;
+            // SAFETY: as above.
+            unsafe { std::ptr::copy_nonoverlapping(from.0.get(), access.resolve(to, len), len) };
+        })
+    }
+
+    unsafe fn copy(&self, stream: StreamId, from: Address, to: Address, len: usize) -> Result<()> {
+        self.enqueue(stream, move |access| {
+            // SAFETY: both addresses are resolved; they may be the same.
+            unsafe { std::ptr::copy(access.resolve(from, len), access.resolve(to, len), len) };
+        })
+    }
+
+    unsafe fn zero(&self, stream: StreamId, address: Address, len: usize) -> Result<()> {
+        self.enqueue(stream, move |access| {
+            // SAFETY: the address is resolved for as many bytes.
+            unsafe { access.resolve(address, len).write_bytes(0, len) };
+        })
+    }
+
+    unsafe fn reduce(&self, stream: StreamId, reduction: &Reduction<'_>) -> Result<()> {
+        self.reductions.fetch_add(1, Ordering::SeqCst);
+        let Reduction { dtype, redop, count, divisor, .. } = *reduction;
+        self.load((dtype, Some(redop)));
+        let (sources, targets) = (reduction.sources.to_vec(), reduction.targets.to_vec());
+        self.enqueue(stream, move |access| access.kernel(|| reduce(access, (dtype, redop), (&sources, &targets), count, divisor)))
+    }
+
+    fn prepare(&self, dtype: DType, redop: Option<ReduceOp>) -> Result<()> {
+        if !self.has_kernels.load(Ordering::SeqCst) {
+            return Err(self.problem("loading the kernels", "the test asks for this failure"));
+        }
+        self.load((dtype, redop));
+        Ok(())
+    }
+
+    unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<Address> {
+        self.call(|| {
+            self.check("pinning host memory")?;
+            Ok(self.streams.pin(memory, len))
+        })
+    }
+
+    unsafe fn unpin(&self, memory: *mut u8) {
+        self.call_alone(|| self.streams.unpin(memory));
+    }
+
+    fn allocate(&self, len: usize) -> Result<Address> {
+        self.call(|| {
+            self.check("allocating device memory")?;
+            Ok(self.gpu.allocate(len))
+        })
+    }
+
+    unsafe fn free(&self, address: Address) {
+        self.call_alone(|| self.gpu.free(address));
+    }
+
+    fn export(&self, extent: &Extent) -> Result<Handle> {
+        let handle = self.call(|| self.gpu.export(extent).filter(|_| self.exports.load(Ordering::SeqCst)));
+        handle.ok_or_else(|| self.problem("exporting memory", "the memory cannot be exported"))
+    }
+
+    fn import(&self, handle: &Handle) -> Result<Address> {
+        self.call(|| {
+            self.check("importing memory")?;
+            if !self.reaches.load(Ordering::SeqCst) {
+                return Err(self.problem("importing memory", "the GPUs do not reach each other"));
+            }
+            let base = self.gpu.find(handle).ok_or_else(|| self.problem("importing memory", "the allocation was freed"))?;
+            self.opened.open(base, handle).map_err(|problem| self.problem("importing memory", problem))?;
+            Ok(base | IMPORTED)
+        })
+    }
+
+    unsafe fn close(&self, address: Address) {
+        self.call_alone(|| self.opened.close(address));
+    }
+
+    fn reach(&self, _: Address) -> Result<()> {
+        self.call(|| Ok(()))
+    }
+}
+
+/// What a kernel of a reduction does.
+fn reduce(
+    access: &stream::Access<'_>,
+    (dtype, redop): (DType, ReduceOp),
+    (sources, targets): (&[Address], &[Address]),
+    count: usize,
+    divisor: usize,
+) {
+    let len = count * dtype.size();
+    let read = |&source: &Address| {
+        let mut part = vec![0u64; len.div_ceil(8)];
+        // SAFETY: the source is resolved, and `part` has room for as many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(access.resolve(source, len), part.as_mut_ptr().cast(), len) };
+        part
+    };
+    let parts: Vec<Vec<u64>> = sources.iter().map(read).collect();
+    let parts: Vec<*const u8> = parts.iter().map(|part| part.as_ptr().cast()).collect();
+    let mut result = vec![0u64; len.div_ceil(8)];
+    let kernel = Kernel::new(dtype, redop).expect("the reduction applies to the type");
+    // SAFETY: all have room for `count` elements, and the result overlaps no part.
+    unsafe { kernel.fold(&parts, result.as_mut_ptr().cast(), count, Some(divisor)) };
+    if dtype == DType::Bool {
+        // As the kernels do: any byte but zero is true.
+        // SAFETY: the result has `count` bytes.
+        unsafe { normalise_bools(result.as_mut_ptr().cast(), count) };
+    }
+    for &target in targets {
+        // SAFETY: the target is resolved for as many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(result.as_ptr().cast(), access.resolve(target, len), len) };
+    }
+}

@@ -1,0 +1,388 @@
+//! The words by which a stream and the host run an operation together. They are in pinned host
+//! memory. The stream writes and waits for them as a part of its work; the host only reads and
+//! writes memory. So the host can always let a stream continue, whatever the driver waits for.
+//!
+//! In each round of an operation:
+//!
+//! | the stream | the host |
+//! |---|---|
+//! | writes `arrived` | waits for it, and for the other ranks |
+//! | waits for `go` | says what to move, then writes `go` |
+//! | moves it, then writes `done` | waits for it, and for the other ranks |
+//! | waits for `end` | writes `end` |
+//!
+//! After the last round the stream writes `over`, for which other streams may wait, and `left`: it
+//! will not come back to these words. If the operation fails, the host takes back what to move and
+//! writes `go`, `end` and `over` for all rounds ([`Words::release`]).
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::device::{Address, Device, Pinned, StreamId};
+use crate::error::{Error, Result};
+use crate::sync::{AtomicU32, Ordering};
+use crate::sys::{self, Region};
+
+/// The words of one operation. What the stream writes and what the host writes are in cache lines
+/// of their own.
+#[repr(C, align(128))]
+#[derive(Default)]
+struct Lines {
+    stream: StreamLine,
+    host: HostLine,
+}
+
+#[repr(C, align(64))]
+#[derive(Default)]
+struct StreamLine {
+    arrived: AtomicU32,
+    done: AtomicU32,
+    left: AtomicU32,
+}
+
+#[repr(C, align(64))]
+#[derive(Default)]
+struct HostLine {
+    go: AtomicU32,
+    end: AtomicU32,
+    /// Other streams wait for it. Both sides write it: the stream when it leaves, and the host when it
+    /// lets the stream go, because the stream may never come.
+    over: AtomicU32,
+}
+
+/// Whether a word has reached a value. Words count up and wrap around.
+fn has_reached(word: &AtomicU32, value: u32) -> bool {
+    word.load(Ordering::Acquire).wrapping_sub(value) as i32 >= 0
+}
+
+impl Lines {
+    fn open(&self, value: u32) {
+        self.host.go.store(value, Ordering::Release);
+        self.host.end.store(value, Ordering::Release);
+        self.host.over.store(value, Ordering::Release);
+    }
+}
+
+/// Where the words of a device are. Its memory is never freed: a stream may come to a word long
+/// after the operation has failed and everything else is gone. A fork shares it, so that what the
+/// parent writes stays in the pages that are pinned.
+#[derive(Default)]
+pub(crate) struct WordPool {
+    /// The words that no operation uses, and the value that they have reached.
+    free: Mutex<Vec<Free>>,
+}
+
+#[derive(Clone, Copy)]
+struct Free {
+    lines: &'static Lines,
+    address: Address,
+    reached: u32,
+}
+
+/// Bytes of words that are pinned at once.
+const PINNED_AT_ONCE: usize = 64 << 10;
+
+impl WordPool {
+    /// Takes words for an operation of so many rounds. May call the driver.
+    pub(crate) fn take(&self, device: &Arc<dyn Device>, rounds: u32) -> Result<Words> {
+        let mut free = self.free.lock().pop();
+        if free.is_none() {
+            let more = more(device)?;
+            let mut all = self.free.lock();
+            all.extend(more);
+            free = all.pop();
+        }
+        let Free { lines, address, reached } = free.expect("there are more words now");
+        Ok(Words { lines, address, before: reached, rounds, forks: sys::forks() })
+    }
+
+    /// Takes words back that the stream has left, or to which it was never given.
+    pub(crate) fn give_back(&self, words: Words) {
+        let Words { lines, address, .. } = words;
+        // A word that no round needed must not fall behind: after half of all numbers it would seem
+        // to be ahead.
+        let Lines { stream, host } = lines;
+        for word in [&stream.arrived, &stream.done, &stream.left, &host.go, &host.end, &host.over] {
+            word.store(words.last(), Ordering::Release);
+        }
+        self.free.lock().push(Free { lines, address, reached: words.last() });
+    }
+}
+
+fn more(device: &Arc<dyn Device>) -> Result<impl Iterator<Item = Free> + use<>> {
+    let region = Box::leak(Box::new(Region::create(PINNED_AT_ONCE).map_err(Error::os("allocating words for a device"))?));
+    let first = region.at(0);
+    // SAFETY: the region is never freed.
+    let pinned = Box::leak(Box::new(unsafe { Pinned::new(device, first, PINNED_AT_ONCE)? }));
+    let address = pinned.address;
+    Ok((0..PINNED_AT_ONCE / size_of::<Lines>()).map(move |place| {
+        let offset = place * size_of::<Lines>();
+        // SAFETY: the region is aligned to pages, never freed, and all zeros, which are words. Only
+        // atomics access it.
+        let lines = unsafe { &*region.at(offset).cast::<Lines>() };
+        Free { lines, address: address + offset as u64, reached: 0 }
+    }))
+}
+
+/// The words of one operation.
+pub(crate) struct Words {
+    lines: &'static Lines,
+    /// Where the device finds them.
+    address: Address,
+    /// The value that all words had reached before.
+    before: u32,
+    rounds: u32,
+    forks: u32,
+}
+
+/// One of the words, by its offset.
+#[derive(Clone, Copy)]
+enum Word {
+    Arrived = std::mem::offset_of!(Lines, stream.arrived) as isize,
+    Done = std::mem::offset_of!(Lines, stream.done) as isize,
+    Left = std::mem::offset_of!(Lines, stream.left) as isize,
+    Go = std::mem::offset_of!(Lines, host.go) as isize,
+    End = std::mem::offset_of!(Lines, host.end) as isize,
+    Over = std::mem::offset_of!(Lines, host.over) as isize,
+}
+
+/// For the stream: work that is enqueued now.
+impl Words {
+    pub(crate) fn enqueue_arrived(&self, device: &dyn Device, stream: StreamId, round: u32) -> Result<()> {
+        self.write(device, stream, Word::Arrived, self.value(round))
+    }
+
+    pub(crate) fn enqueue_until_go(&self, device: &dyn Device, stream: StreamId, round: u32) -> Result<()> {
+        self.wait(device, stream, Word::Go, self.value(round))
+    }
+
+    pub(crate) fn enqueue_done(&self, device: &dyn Device, stream: StreamId, round: u32) -> Result<()> {
+        self.write(device, stream, Word::Done, self.value(round))
+    }
+
+    pub(crate) fn enqueue_until_end(&self, device: &dyn Device, stream: StreamId, round: u32) -> Result<()> {
+        self.wait(device, stream, Word::End, self.value(round))
+    }
+
+    pub(crate) fn enqueue_left(&self, device: &dyn Device, stream: StreamId) -> Result<()> {
+        self.write(device, stream, Word::Over, self.last())?;
+        self.write(device, stream, Word::Left, self.last())
+    }
+
+    /// Has another stream wait until this operation's stream has left, or is let go.
+    pub(crate) fn enqueue_until_over(&self, device: &dyn Device, stream: StreamId) -> Result<()> {
+        self.wait(device, stream, Word::Over, self.last())
+    }
+
+    fn write(&self, device: &dyn Device, stream: StreamId, word: Word, value: u32) -> Result<()> {
+        // SAFETY: the words are pinned and never freed.
+        unsafe { device.write_word(stream, self.address + word as u64, value) }
+    }
+
+    fn wait(&self, device: &dyn Device, stream: StreamId, word: Word, value: u32) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { device.wait_for_word(stream, self.address + word as u64, value) }
+    }
+
+    /// The value of a word in a round.
+    fn value(&self, round: u32) -> u32 {
+        debug_assert!(round < self.rounds);
+        self.before.wrapping_add(round + 1)
+    }
+
+    /// The value of all words after the last round.
+    fn last(&self) -> u32 {
+        self.before.wrapping_add(self.rounds)
+    }
+}
+
+/// For the host.
+impl Words {
+    pub(crate) fn has_arrived(&self, round: u32) -> bool {
+        has_reached(&self.lines.stream.arrived, self.value(round))
+    }
+
+    pub(crate) fn is_done(&self, round: u32) -> bool {
+        has_reached(&self.lines.stream.done, self.value(round))
+    }
+
+    pub(crate) fn has_left(&self) -> bool {
+        has_reached(&self.lines.stream.left, self.last())
+    }
+
+    /// Lets the stream move what it is told to. A stream that sees the word also sees what the host
+    /// wrote before.
+    pub(crate) fn go(&self, round: u32) {
+        self.lines.host.go.store(self.value(round), Ordering::Release);
+    }
+
+    /// Ends a round. Later rounds do not wait for `go`, if all has been moved.
+    pub(crate) fn end(&self, round: u32) {
+        self.lines.host.end.store(self.value(round), Ordering::Release);
+    }
+
+    /// Lets the stream continue to the end.
+    pub(crate) fn release(&self) {
+        self.lines.open(self.last());
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_ended(&self, round: u32) -> bool {
+        has_reached(&self.lines.host.end, self.value(round))
+    }
+
+    /// Whether this process made them. In a forked child they are its parent's.
+    pub(crate) fn is_own(&self) -> bool {
+        self.forks == sys::forks()
+    }
+}
+
+#[cfg(all(test, not(kolo_loom)))]
+mod tests {
+    use super::*;
+    use crate::cuda::fake_device::FakeDevice;
+
+    /// Words that calls without kernels have used for long are as new.
+    #[test]
+    fn words_do_not_fall_behind() {
+        let (device, pool): (Arc<dyn Device>, _) = (Arc::new(FakeDevice::new()), WordPool::default());
+        let words = pool.take(&device, 1).unwrap();
+        words.lines.open(words.last());
+        // As after very many rounds, in which no kernel was done.
+        let later = Words { before: u32::MAX / 2 + 10, ..words };
+        pool.give_back(later);
+        let again = pool.take(&device, 1).unwrap();
+        assert!(!again.has_arrived(0) && !again.is_done(0) && !again.has_left() && !again.is_ended(0));
+    }
+}
+
+/// The stream and the host in every order of memory accesses that loom finds.
+#[cfg(all(test, kolo_loom))]
+mod models {
+    use loom::cell::UnsafeCell;
+    use loom::sync::{Arc, Mutex};
+    use loom::thread;
+
+    use super::*;
+
+    fn words(rounds: u32, before: u32) -> Words {
+        let lines = Box::leak(Box::new(Lines::default()));
+        [&lines.stream.arrived, &lines.stream.done, &lines.stream.left, &lines.host.go, &lines.host.end, &lines.host.over]
+            .into_iter()
+            .for_each(|word| word.store(before, Ordering::Relaxed));
+        Words { lines, address: 0, before, rounds, forks: sys::forks() }
+    }
+
+    fn until(is_so: impl Fn() -> bool) {
+        while !is_so() {
+            thread::yield_now();
+        }
+    }
+
+    /// What a stream does of one round: `work` is its kernel.
+    fn round_of_stream(words: &Words, round: u32, work: impl FnOnce()) {
+        let Lines { stream, host } = words.lines;
+        stream.arrived.store(words.value(round), Ordering::Release);
+        until(|| has_reached(&host.go, words.value(round)));
+        work();
+        stream.done.store(words.value(round), Ordering::Release);
+        until(|| has_reached(&host.end, words.value(round)));
+    }
+
+    /// Memory that one side writes and the other reads.
+    struct Shared(UnsafeCell<[u32; 3]>);
+
+    // SAFETY: the words order the accesses, which loom checks.
+    unsafe impl Send for Shared {}
+    // SAFETY: as above.
+    unsafe impl Sync for Shared {}
+
+    impl Shared {
+        fn put(&self, place: usize, value: u32) {
+            // SAFETY: loom fails if another thread accesses it meanwhile.
+            self.0.with_mut(|memory| unsafe { (*memory)[place] = value });
+        }
+
+        fn get(&self, place: usize) -> u32 {
+            // SAFETY: as above.
+            self.0.with(|memory| unsafe { (*memory)[place] })
+        }
+    }
+
+    /// Each side sees what the other has written: the stream's input, the host's moves, the kernel's
+    /// result, and what peers have written before the end. The words wrap around.
+    #[test]
+    fn each_side_sees_what_the_other_has_written() {
+        for before in [0, u32::MAX] {
+            loom::model(move || {
+                let words = Arc::new(words(1, before));
+                let shared = Arc::new(Shared(UnsafeCell::new([0; 3])));
+                let stream = {
+                    let (words, shared) = (words.clone(), shared.clone());
+                    thread::spawn(move || {
+                        shared.put(0, 1);
+                        round_of_stream(&words, 0, || {
+                            assert_eq!(shared.get(1), 2);
+                            shared.put(2, 3);
+                        });
+                        assert_eq!(shared.get(0), 4);
+                        words.lines.stream.left.store(words.last(), Ordering::Release);
+                    })
+                };
+                until(|| words.has_arrived(0));
+                assert_eq!(shared.get(0), 1);
+                shared.put(1, 2);
+                words.go(0);
+                until(|| words.is_done(0));
+                assert_eq!(shared.get(2), 3);
+                shared.put(0, 4);
+                words.end(0);
+                until(|| words.has_left());
+                shared.put(0, 5);
+                stream.join().unwrap();
+            });
+        }
+    }
+
+    /// Another thread lets the stream go at any time. Its kernel moves only what the host told it
+    /// before, and the stream leaves.
+    #[test]
+    fn a_stream_that_is_let_go_moves_nothing_more() {
+        loom::model(|| {
+            let words = Arc::new(words(1, 0));
+            // Whether it was let go, and the number of moves, as in `exec::lent`.
+            let (is_released, moves) = (Arc::new(Mutex::new(false)), Arc::new(AtomicU32::new(0)));
+            let stream = {
+                let (words, moves) = (words.clone(), moves.clone());
+                thread::spawn(move || {
+                    let mut moved = 0;
+                    round_of_stream(&words, 0, || moved = moves.load(Ordering::Acquire));
+                    words.lines.stream.left.store(words.last(), Ordering::Release);
+                    moved
+                })
+            };
+            let other = {
+                let (words, is_released, moves) = (words.clone(), is_released.clone(), moves.clone());
+                thread::spawn(move || {
+                    let mut is_released = is_released.lock().unwrap();
+                    *is_released = true;
+                    moves.store(0, Ordering::Release);
+                    words.release();
+                })
+            };
+            let went = {
+                let is_released = is_released.lock().unwrap();
+                if !*is_released {
+                    moves.store(1, Ordering::Release);
+                    words.go(0);
+                }
+                !*is_released
+            };
+            let moved = stream.join().unwrap();
+            other.join().unwrap();
+            assert!(words.has_left());
+            assert!(went || moved == 0, "it moved what the host had not told it");
+        });
+    }
+}

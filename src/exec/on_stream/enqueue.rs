@@ -1,0 +1,432 @@
+//! The caller's side of a call on a device: all of its work is enqueued on a stream before the call
+//! is queued. From then on nothing of it calls the driver.
+
+use std::sync::Arc;
+
+use crate::cuda::device::{Address, Device, Extent, Handle, Reduction, StreamId};
+use crate::cuda::direct::Plan;
+use crate::cuda::lanes::Lane;
+use crate::cuda::moves::Moves;
+use crate::cuda::peers::{BufferAt, HALVES, Peers, Said};
+use crate::cuda::rounds::{Buffer, Cut, Row};
+use crate::cuda::shared::shared;
+use crate::error::{ArgumentError, Error, Result};
+use crate::exec::call::Call;
+use crate::exec::device::SHORT;
+use crate::exec::device_state::{Calling, Mode, finish};
+use crate::exec::host_area::{SEGMENT, SLOTS};
+use crate::exec::lend::{copy_kernel, kernel};
+use crate::exec::lent::{Enqueued, Gate, Given, Lent, Path, PinnedAt};
+use crate::exec::submit::Executor;
+use crate::sys::Region;
+use crate::types::{DType, Op, Rank, ReduceOp};
+
+/// The most rounds of a large direct call, unless its segments would not fit the area. Each round
+/// takes some microseconds also where nothing passes through the areas.
+const ROUNDS: usize = 8;
+
+/// How often a rank looks which of the allocations that peers have open it has freed.
+const SWEEP: u64 = 64;
+
+impl Executor {
+    /// Enqueues calls that were lent on their callers' streams, or on kolo's own stream if a caller's
+    /// stream shall not wait for them. Nothing is enqueued if this fails with an error that leaves
+    /// the communicator usable. Several calls are messages, which run side by side.
+    ///
+    /// `queue` has the calls run. It is called before the first of them waits on a stream: the driver
+    /// may keep this thread from enqueueing the rest until the stream has gone on.
+    pub(in crate::exec) fn enqueue<R>(&self, calls: &[Call], is_apart: bool, queue: impl FnOnce() -> Result<R>) -> Result<R> {
+        let refuse = |error: Error| match error {
+            Error::Device { .. } => Error::Unsupported { what: "a call on a device", why: error.to_string() },
+            error => error,
+        };
+        let Some(first) = calls.iter().find(|call| call.lent.is_some()) else { return queue() };
+        self.state.check_process(first.op)?;
+        let mut calling = self.state.calling.lock();
+        for call in calls {
+            let Some(lent) = &call.lent else { continue };
+            let Ready { path, gate, lane } = self.get_ready(&mut calling, call, lent, is_apart).map_err(refuse)?;
+            let stream = lane.map_or(lent.stream, |lane| lane.stream.id);
+            let is_new = lent.enqueued.set(Enqueued { path, stream, gate }).is_ok();
+            debug_assert!(is_new, "a call is enqueued once");
+            self.state.add_on_stream(lent);
+        }
+        // From here on the stream has work of the calls: a failure ends the communicator.
+        let lent = || calls.iter().filter_map(|call| Some((call, call.lent.as_ref()?)));
+        let give = |calling: &mut Calling| -> Result<()> {
+            for step in [Step::Send, Step::Receive] {
+                for (call, lent) in lent() {
+                    let _enqueueing = lent.device.held().enqueueing();
+                    // SAFETY: the caller keeps the buffers until the call has ended.
+                    unsafe { enqueued(lent).give_to_stream(calling, (call, lent), self.state.info.rank, step)? };
+                }
+            }
+            Ok(())
+        };
+        let queued = queue()?;
+        let given = give(&mut calling);
+        drop(calling);
+        given.map(|()| queued).map_err(|error| {
+            // First all: what follows may wait for one of them.
+            lent().for_each(|(_, lent)| lent.release());
+            lent().for_each(|(_, lent)| end_what_was_given(lent));
+            match self.fail(error.clone()) {
+                // The thread that runs the call has noticed it first, but not why.
+                Error::Revoked { .. } => error,
+                failed => failed,
+            }
+        })
+    }
+
+    /// Makes everything that a call needs.
+    fn get_ready(&self, calling: &mut Calling, call: &Call, lent: &Arc<Lent>, is_apart: bool) -> Result<Ready> {
+        let device = &lent.device;
+        if !device.has_words()? {
+            return self.copy_now(calling, call, lent);
+        }
+        let lane = if is_apart { Some(calling.lane(device)?) } else { None };
+        let world = self.state.layout.ranks;
+        let [sends, receives] = lent.on_device;
+        let words = |rounds: usize| shared(&**device).words.take(device, rounds as u32);
+        if !sends && !receives {
+            return Ok(Ready { path: Path::Turn, gate: Some(Gate::new(device, words(1)?, None, None)), lane });
+        }
+        if world == 1 && sends && receives && !call.op.is_point_to_point() {
+            return Ok(Ready { path: Path::Alone, gate: Some(Gate::new(device, words(1)?, None, None)), lane });
+        }
+        // One buffer is on the device, the other in host memory.
+        let is_divided = (call.send.len > 0 && !sends) || (call.recv.len > 0 && !receives);
+        if !self.state.asks(call) || world == 1 || is_divided {
+            let room = |len: usize, is_on_device: bool| if is_on_device { len.next_multiple_of(64) } else { 0 };
+            let (for_send, for_recv) = (room(call.send.len, sends), room(call.recv.len, receives));
+            let memory = shared(&**device).pinned.take(device, for_send + for_recv)?;
+            let at = |offset: usize| PinnedAt::of(&memory, offset);
+            let path = Path::Whole { send: sends.then(|| at(0)), recv: receives.then(|| at(for_send)) };
+            return Ok(Ready { path, gate: Some(Gate::new(device, words(1)?, None, Some(memory))), lane });
+        }
+        let mode = self.mode(calling, call, lent)?;
+        let cut = call.cut(world);
+        match mode {
+            Mode::Staged(area) => {
+                let cut = cut.into_rounds_of(SEGMENT);
+                let gate = Gate::new(device, words(cut.rounds)?, None, None);
+                Ok(Ready { path: Path::Staged { cut, area }, gate: Some(gate), lane })
+            }
+            Mode::Direct(..) if !lent.has_kernels => {
+                let why = "its kernel could not be loaded, although those of earlier calls could".to_owned();
+                Err(Error::Unsupported { what: "a reduction on a device", why })
+            }
+            Mode::Direct(_, peers) => {
+                let cut = direct_rounds(cut, peers.area_len, world);
+                let moves = match peers.is_leader() {
+                    true => {
+                        let most = Plan::most_moves(world, &peers.leaders, self.state.info.rank);
+                        Some(shared(&**device).pinned.take(device, Moves::bytes(most))?)
+                    }
+                    false => None,
+                };
+                let gate = Gate::new(device, words(cut.rounds)?, moves, None);
+                // Last: what is said must be sent.
+                let said = self.say(calling, call, lent, &peers);
+                Ok(Ready { path: Path::Direct { cut, peers, said: said.into() }, gate: Some(gate), lane })
+            }
+        }
+    }
+
+    /// What this rank says of its buffers in a direct call.
+    fn say(&self, calling: &mut Calling, call: &Call, lent: &Lent, peers: &Peers) -> Said {
+        let device = &lent.device;
+        let at = |len: usize, is_on_device: bool| match (len, is_on_device) {
+            (0, _) => BufferAt::Nowhere,
+            (_, true) => BufferAt::Device,
+            (_, false) => BufferAt::Host,
+        };
+        let places = [at(call.send.len, lent.on_device[0]), at(call.recv.len, lent.on_device[1])];
+        let export = |place: BufferAt, ptr: *const u8, len: usize| {
+            let address = ptr.addr() as Address;
+            let extent = device.extent(address).ok().filter(|_| place == BufferAt::Device)?;
+            // A buffer may go on in another allocation.
+            let offset = address.checked_sub(extent.base).filter(|offset| offset + len as u64 <= extent.size)?;
+            let handle = device.export(&extent).inspect_err(|error| tracing::debug!(%error, "peers cannot open this memory"));
+            Some((extent, handle.ok(), offset))
+        };
+        let exports = [export(places[0], call.send.ptr, call.send.len), export(places[1], call.recv.ptr, call.recv.len)];
+        calling.calls += 1;
+        let own = peers.own();
+        let is_new = |(extent, ..): &(Extent, Option<Handle>, u64)| !own.iter().any(|known| known.id == extent.id);
+        if calling.calls.is_multiple_of(SWEEP) || exports.iter().flatten().any(is_new) {
+            for extent in own {
+                if device.extent(extent.base).ok().is_none_or(|now| now.id != extent.id) {
+                    peers.has_gone(&extent);
+                }
+            }
+        }
+        // In place it would overwrite what its peers have not read yet.
+        let may_be_open = call.op != Op::AllToAll || call.send.ptr != call.recv.ptr.cast_const();
+        peers.say(device, exports, places, may_be_open)
+    }
+
+    /// Copies what is sent to host memory, because streams cannot wait for the host.
+    fn copy_now(&self, calling: &mut Calling, call: &Call, lent: &Lent) -> Result<Ready> {
+        let lane = calling.lane(&lent.device)?;
+        let [sends, receives] = lent.on_device;
+        let for_send = if sends { call.send.len.next_multiple_of(64) } else { 0 };
+        let for_recv = if receives { call.recv.len } else { 0 };
+        let problem = ArgumentError::TooMany { count: call.count };
+        let memory = Region::try_heap((for_send + for_recv).max(1)).ok_or(Error::Argument { op: call.op, problem })?;
+        let memory = Arc::new(memory);
+        let timeout = call.timeout.unwrap_or(self.state.info.timeout);
+        lane.follow(lent.stream)?;
+        if sends {
+            // SAFETY: there is room for it. The caller's buffer is valid, and the copy is awaited.
+            unsafe { lane.device.copy_out(lane.stream.id, call.send.ptr.addr() as u64, memory.at(0), call.send.len)? };
+        }
+        finish(&lane, timeout).inspect_err(|_| {
+            // The device may still copy to it.
+            std::mem::forget(memory.clone());
+            self.abort();
+        })?;
+        let (send, recv) = (sends.then_some(0), receives.then_some(for_send));
+        let path = Path::Copied { memory, send, recv, lane, to: call.recv };
+        Ok(Ready { path, gate: None, lane: None })
+    }
+}
+
+/// Has the stream say that it has left a call of which it was given a part.
+fn end_what_was_given(lent: &Lent) {
+    let Some(Enqueued { stream, gate: Some(gate), .. }) = lent.enqueued.get() else { return };
+    if gate.is_given(Given::Part) {
+        let is_said = gate.words().enqueue_left(&*lent.device, *stream).is_ok();
+        gate.set_given(if is_said { Given::All } else { Given::Lost });
+    }
+}
+
+fn enqueued(lent: &Lent) -> &Enqueued {
+    lent.enqueued.get().expect("it was set before")
+}
+
+/// Messages run side by side: the stream copies all that are sent before it waits for the first one
+/// that is received. All else is one step.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Send,
+    Receive,
+}
+
+/// What a call needs in order to be enqueued.
+struct Ready {
+    path: Path,
+    gate: Option<Gate>,
+    lane: Option<Arc<Lane>>,
+}
+
+/// Cuts a direct call into rounds.
+fn direct_rounds(mut cut: Cut, area_len: usize, world: usize) -> Cut {
+    cut.is_apart = cut.op == Op::AllToAll;
+    let slack = Cut::slack(2 * world);
+    let half = area_len / HALVES - slack;
+    let share = cut.segment_bytes().div_ceil(ROUNDS).clamp(half / 4, half);
+    cut.into_rounds_of(share)
+}
+
+/// The segments that a call passes through.
+struct Segments<'a> {
+    slots: usize,
+    /// Where the segment of a round is.
+    at: Box<dyn Fn(usize) -> Segment + 'a>,
+}
+
+enum Segment {
+    Host(*mut u8),
+    Device(Address),
+}
+
+impl Enqueued {
+    /// Enqueues the work of one step of a call.
+    ///
+    /// # Safety
+    ///
+    /// The call's buffers are valid until the stream has passed the call.
+    unsafe fn give_to_stream(
+        &self,
+        calling: &mut Calling,
+        (call, lent): (&Call, &Arc<Lent>),
+        rank: Rank,
+        step: Step,
+    ) -> Result<()> {
+        let Some(gate) = &self.gate else { return Ok(()) };
+        let (device, stream, words) = (&*lent.device, self.stream, gate.words());
+        gate.set_given(Given::Part);
+        if step == Step::Send
+            && stream != lent.stream
+            && let Some(lane) = &calling.lane
+        {
+            lane.follow(lent.stream)?;
+        }
+        let (send, recv) = (call.send.ptr.addr() as Address, call.recv.ptr.addr() as Address);
+        // SAFETY: the memory of the path has room for the buffers, and lives until the stream has
+        // left. The caller vouches for the buffers.
+        unsafe {
+            match (&self.path, step) {
+                (Path::Copied { .. }, _) => return Ok(()),
+                (Path::Whole { send: out, .. }, Step::Send) => {
+                    match *out {
+                        Some(out) if is_by_kernel(call.send.len, lent) => {
+                            copy_by_kernel(device, stream, call.dtype, (send, out.device), call.send.len)?;
+                        }
+                        Some(out) => device.copy_out(stream, send, out.host, call.send.len)?,
+                        None => {}
+                    }
+                    return words.enqueue_arrived(device, stream, 0);
+                }
+                (_, Step::Send) => return Ok(()),
+                (Path::Whole { recv: back, .. }, Step::Receive) => {
+                    if call.recv.len > 0 {
+                        words.enqueue_until_end(device, stream, 0)?;
+                    }
+                    if let Some(back) = *back {
+                        if is_by_kernel(call.recv.len, lent) {
+                            copy_by_kernel(device, stream, call.dtype, (back.device, recv), call.recv.len)?;
+                        } else {
+                            device.copy_in(stream, back.host, recv, call.recv.len)?;
+                        }
+                    }
+                }
+                (Path::Turn, Step::Receive) => {
+                    words.enqueue_arrived(device, stream, 0)?;
+                    words.enqueue_until_end(device, stream, 0)?;
+                }
+                (Path::Alone, Step::Receive) => {
+                    if send != recv {
+                        device.copy(stream, send, recv, call.recv.len)?;
+                    }
+                    words.enqueue_arrived(device, stream, 0)?;
+                }
+                (Path::Staged { cut, area }, Step::Receive) => {
+                    wait_for_last(calling, lent, stream)?;
+                    let at = |round: usize| Segment::Host(area.segment(cut.world, round));
+                    let segments = Segments { slots: SLOTS, at: Box::new(at) };
+                    self.give_rounds(call, lent, (cut, rank), Some(&segments), None)?;
+                }
+                (Path::Direct { cut, peers, said }, Step::Receive) => {
+                    let passes = said.places.contains(&BufferAt::Device);
+                    if passes {
+                        wait_for_last(calling, lent, stream)?;
+                    }
+                    let at = |round: usize| Segment::Device(peers.own_segment(round));
+                    let segments = Segments { slots: HALVES, at: Box::new(at) };
+                    let kernel = peers.is_leader().then(|| kernel(call));
+                    self.give_rounds(call, lent, (cut, rank), passes.then_some(&segments), kernel)?;
+                }
+            }
+        }
+        words.enqueue_left(device, stream)?;
+        gate.set_given(Given::All);
+        Ok(())
+    }
+
+    /// Enqueues the rounds of a call. Each copies to a segment and from it, or uses the buffers in
+    /// place; and runs this rank's kernel, if it has one.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Enqueued::give_to_stream`].
+    unsafe fn give_rounds(
+        &self,
+        call: &Call,
+        lent: &Lent,
+        (cut, rank): (&Cut, Rank),
+        segments: Option<&Segments<'_>>,
+        kernel: Option<(DType, ReduceOp)>,
+    ) -> Result<()> {
+        let gate = self.gate.as_ref().expect("rounds have words");
+        let (device, stream, words) = (&*lent.device, self.stream, gate.words());
+        let bring = |round: usize| -> Result<()> {
+            if let Some(Segments { at, .. }) = segments {
+                for Row { of_buffer, of_segment, len } in cut.rows(rank, Buffer::Send, round) {
+                    let from = (call.send.ptr.addr() + of_buffer) as Address;
+                    // SAFETY: rows are within the buffer and the segment, which nothing else uses in
+                    // this round: the stream has taken the earlier one from there.
+                    unsafe {
+                        match at(round) {
+                            Segment::Host(segment) => device.copy_out(stream, from, segment.add(of_segment), len)?,
+                            Segment::Device(segment) => device.copy(stream, from, segment + of_segment as Address, len)?,
+                        }
+                    }
+                }
+            }
+            words.enqueue_arrived(device, stream, round as u32)
+        };
+        let take = |round: usize| -> Result<()> {
+            let Some(Segments { at, .. }) = segments else { return Ok(()) };
+            for Row { of_buffer, of_segment, len } in cut.rows(rank, Buffer::Recv, round) {
+                let to = (call.recv.ptr.addr() + of_buffer) as Address;
+                // SAFETY: as above.
+                unsafe {
+                    match at(round) {
+                        Segment::Host(segment) => device.copy_in(stream, segment.add(of_segment), to, len)?,
+                        Segment::Device(segment) => device.copy(stream, segment + of_segment as Address, to, len)?,
+                    }
+                }
+            }
+            Ok(())
+        };
+        let ahead = segments.map_or(1, |segments| segments.slots).min(cut.rounds);
+        for round in 0..ahead {
+            bring(round)?;
+        }
+        for round in 0..cut.rounds {
+            if let (Some(kernel), Some(moves)) = (kernel, gate.moves()) {
+                words.enqueue_until_go(device, stream, round as u32)?;
+                // SAFETY: the moves stay until the stream has left. The host tells what every rank
+                // has lent.
+                unsafe { device.run_moves(stream, kernel, moves, call.bytes(cut.world))? };
+                words.enqueue_done(device, stream, round as u32)?;
+            }
+            if segments.is_some() || round + 1 == cut.rounds {
+                words.enqueue_until_end(device, stream, round as u32)?;
+            }
+            take(round)?;
+            if segments.is_some() && round + ahead < cut.rounds {
+                bring(round + ahead)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a kernel copies a buffer between the device and pinned memory: it starts sooner than a
+/// copy engine, which is faster for long ones.
+fn is_by_kernel(len: usize, lent: &Lent) -> bool {
+    lent.has_kernels && len as u64 <= SHORT
+}
+
+/// Has a kernel copy `len` bytes.
+///
+/// # Safety
+///
+/// Both are on the device or pinned, and stay valid until the stream has passed the copy.
+unsafe fn copy_by_kernel(
+    device: &dyn Device,
+    stream: StreamId,
+    dtype: DType,
+    (from, to): (Address, Address),
+    len: usize,
+) -> Result<()> {
+    let (dtype, redop) = copy_kernel(dtype);
+    let (sources, targets, count) = (&[from][..], &[to][..], len / dtype.size());
+    let copy = Reduction { dtype, redop, sources, targets, count, divisor: 1 };
+    // SAFETY: passed on.
+    if len > 0 { unsafe { device.reduce(stream, &copy) } } else { Ok(()) }
+}
+
+/// Has a stream wait until that of the last call that used this rank's area has left it. Also if it
+/// seems to be the same stream: a handle may stand for a stream of each thread.
+fn wait_for_last(calling: &mut Calling, lent: &Arc<Lent>, stream: StreamId) -> Result<()> {
+    let last = std::mem::replace(&mut calling.last, Arc::downgrade(lent));
+    let Some(last) = last.upgrade() else { return Ok(()) };
+    match last.enqueued.get() {
+        Some(Enqueued { gate: Some(gate), .. }) => gate.words().enqueue_until_over(&*lent.device, stream),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,5 @@
+//! The caller's side of a call on a device: all of its work is enqueued on a stream ([`enqueue`]).
+//! Before the first large call, the ranks find out how their data can pass ([`mode`]).
+
+mod enqueue;
+mod mode;

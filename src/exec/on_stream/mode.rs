@@ -1,0 +1,122 @@
+//! The first large call of a communicator with device memory: the ranks find out whether they can
+//! reach each other's memory, and make what later calls need. Each driver call here is made by the
+//! caller, before its stream waits for anything.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::cuda::device::{Address, Device, Memory};
+use crate::cuda::imports::Import;
+use crate::cuda::peers::{Exported, Peers, Record, leaders};
+use crate::cuda::shared::shared;
+use crate::error::{Error, Result};
+use crate::exec::call::Call;
+use crate::exec::device::OnDevices;
+use crate::exec::device_state::{Calling, Mode, Prepared};
+use crate::exec::host_area::HostArea;
+use crate::exec::lent::Lent;
+use crate::exec::submit::Executor;
+use crate::types::Rank;
+
+/// How long a rank waits for the closing of areas of earlier communicators.
+const CLOSES: Duration = Duration::from_secs(5);
+
+/// Bytes of a rank's area on its device.
+const DEVICE_AREA: usize = if cfg!(test) { 1 << 20 } else { 64 << 20 };
+
+impl Executor {
+    /// Returns how the large calls of a communicator pass. Prepares for them with the other ranks,
+    /// if this is the first.
+    pub(super) fn mode(&self, calling: &mut Calling, call: &Call, lent: &Arc<Lent>) -> Result<Mode> {
+        match &calling.mode {
+            Some(Mode::Direct(device, _)) if *device != lent.device.id() => {
+                let why = format!("it has used another device than {}; use a communicator for each device", lent.device.name());
+                return Err(Error::Unsupported { what: "a second device in one communicator", why });
+            }
+            Some(mode) => return Ok(mode.clone()),
+            None => {}
+        }
+        let mode = self.prepare_mode(call, lent)?;
+        Ok(calling.mode.insert(mode).clone())
+    }
+
+    fn prepare_mode(&self, call: &Call, lent: &Arc<Lent>) -> Result<Mode> {
+        let device = &lent.device;
+        let state = &*self.state;
+        let in_turn = |step: &dyn Fn(&mut OnDevices<'_>) -> Result<Prepared>| {
+            self.exclusively(call.clone(), |core| {
+                let first = state.failure.get().map(|first| Error::Revoked { first: first.clone() });
+                let result = first.map_or_else(|| step(&mut OnDevices::new(state, core, call)), Err);
+                result.map_err(|error| state.fail(core, error))
+            })
+        };
+        // The other ranks are in the call already: this rank cannot leave it.
+        let staged = |memory, place| {
+            let area = HostArea::new(device, memory, place).map_err(|error| self.fail(error))?;
+            Ok(Mode::Staged(Arc::new(area)))
+        };
+        let area = if state.may_be_direct() && lent.has_kernels { own_area(device) } else { None };
+        let exported = area.as_ref().map(|(_, exported)| *exported);
+        let records = match in_turn(&|operation| operation.prepare(exported))? {
+            Prepared::Staged(memory, place) => return staged(memory, place),
+            Prepared::Reachable(records) => records,
+        };
+        let (memory, _) = area.expect("all ranks have an area");
+        let areas = open_areas(device, state.info.rank, &records);
+        let areas = areas.inspect_err(|error| {
+            tracing::info!(%error, "memory of other ranks cannot be reached: it passes through the host");
+        });
+        match in_turn(&|operation| operation.agree_on_areas(areas.is_ok(), &records))? {
+            Prepared::Staged(memory, place) => staged(memory, place),
+            Prepared::Reachable(records) => {
+                let areas = areas.expect("all ranks have opened the areas");
+                let peers = Peers::new(state.info.rank, &records, (memory, DEVICE_AREA), areas);
+                Ok(Mode::Direct(device.id(), Arc::new(peers)))
+            }
+        }
+    }
+}
+
+/// Allocates this rank's area; `None` if there is no memory for it, or if peers could not open it.
+fn own_area(device: &Arc<dyn Device>) -> Option<(Memory, Exported)> {
+    let made = Memory::new(device, DEVICE_AREA).and_then(|memory| {
+        let extent = device.extent(memory.address)?;
+        let handle = device.export(&extent)?;
+        Ok((memory, Exported { extent, handle }))
+    });
+    made.inspect_err(|error| tracing::info!(%error, "no area on the device: its memory passes through the host")).ok()
+}
+
+/// The ranks' areas, as this rank's kernels reach them.
+type Areas = Vec<(Address, Option<Arc<Import>>)>;
+
+/// Opens the areas of all ranks, if this rank launches kernels.
+fn open_areas(device: &Arc<dyn Device>, rank: Rank, records: &[Record]) -> Result<Areas> {
+    let devices: Vec<_> = records.iter().map(|record| record.device).collect();
+    let is_leader = leaders(&devices)[rank] == rank;
+    let open = |(peer, record): (Rank, &Record)| {
+        let Some(Exported { extent, handle }) = record.news[0] else { return Ok((0, None)) };
+        if !is_leader {
+            return Ok((0, None));
+        }
+        if record.process == records[rank].process {
+            if peer != rank {
+                device.reach(extent.base)?;
+            }
+            return Ok((extent.base, None));
+        }
+        // That of an earlier communicator, at the same address, is closed soon.
+        let began = Instant::now();
+        loop {
+            match shared(&**device).imports.open(device, &handle)? {
+                Some(import) => return Ok((import.address, Some(import))),
+                None if began.elapsed() < CLOSES => std::thread::sleep(Duration::from_millis(1)),
+                None => {
+                    let problem = "memory at the same address is not closed yet".to_owned();
+                    return Err(Error::Device { device: device.name(), doing: "opening another rank's area", problem });
+                }
+            }
+        }
+    };
+    records.iter().enumerate().map(open).collect()
+}
