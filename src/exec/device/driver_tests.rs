@@ -286,8 +286,6 @@ fn nothing_freed_stays_open() {
     });
 }
 
-// ---- What one would not imagine ----
-
 /// Whether something ends in time. It goes on on a thread of its own if it does not.
 fn ends_within(limit: Duration, what: impl FnOnce() + Send + 'static) -> bool {
     let (done, wait) = std::sync::mpsc::channel();
@@ -333,7 +331,7 @@ impl Process {
     }
 }
 
-/// R1. The second of two messages is refused, because there is no pinned memory for it: the first was
+/// The second of two messages is refused, because there is no pinned memory for it: the first was
 /// never enqueued, and must not hold back what waits for streams.
 #[test]
 fn a_refused_pair_holds_nothing_back() {
@@ -350,14 +348,14 @@ fn a_refused_pair_holds_nothing_back() {
             assert!(refused.is_err() && process.comm.exec.failure().is_none(), "{refused:?}");
             let (done, wait) = std::sync::mpsc::channel();
             process.device.held().later(move || _ = done.send(()));
-            let is_free = wait.recv_timeout(Duration::from_secs(5)).is_ok();
+            let is_free = wait.recv_timeout(Duration::from_secs(60)).is_ok();
             assert!(is_free, "nothing on this device is ever freed or closed again");
         }
         process.comm.barrier().unwrap();
     });
 }
 
-/// R2. Another communicator wants an allocation while the thread is closing it.
+/// Another communicator wants an allocation while the thread is closing it.
 #[test]
 fn what_is_being_closed_is_not_handed_out() {
     let gpu = Arc::<FakeGpu>::default();
@@ -380,7 +378,7 @@ fn what_is_being_closed_is_not_handed_out() {
     assert!(again.is_none() || fake.open() == 1, "it was handed out, and is closed now");
 }
 
-/// R3. Memory that lives for one operation only.
+/// Memory that lives for one operation only.
 #[test]
 fn memory_of_one_operation_does_not_end_the_direct_path() {
     on_each(2, |process| {
@@ -410,7 +408,7 @@ fn memory_of_one_operation_does_not_end_the_direct_path() {
     });
 }
 
-/// R4. Words that short calls have used for hours, whose `done` nobody has written.
+/// Words that short calls have used for hours, whose `done` nobody has written.
 #[test]
 fn a_word_that_was_not_written_for_long_is_not_reached() {
     let fake = Arc::new(FakeDevice::new());
@@ -429,7 +427,7 @@ fn a_word_that_was_not_written_for_long_is_not_reached() {
     assert!(!words.is_done(0), "the kernel has not run");
 }
 
-/// R5. A communicator's stream still waits for a stream of the user when the communicator ends.
+/// A communicator's stream still waits for a stream of the user when the communicator ends.
 #[test]
 fn another_communicator_gets_an_idle_stream() {
     let device = Arc::new(FakeDevice::new());
@@ -453,14 +451,13 @@ fn another_communicator_gets_an_idle_stream() {
     while state.strong_count() > 0 && began.elapsed() < Duration::from_secs(5) {
         std::thread::yield_now();
     }
-    eprintln!("the state of the first is gone: {}", state.strong_count() == 0);
     let second = alone(&device);
-    let outcome = start(&second, quick, Duration::from_secs(2));
+    let outcome = start(&second, quick, Duration::from_secs(60));
     drop(held);
     assert!(outcome.is_ok(), "{outcome:?}");
 }
 
-/// R6. Without words: nonblocking calls in a row.
+/// Without words: nonblocking calls in a row.
 #[test]
 fn without_words_a_call_has_ended_when_its_copy_has() {
     const LONG: usize = 1 << 20;
@@ -505,7 +502,7 @@ fn without_words_a_call_has_ended_when_its_copy_has() {
     assert_eq!(wrong, 0, "operations had succeeded and were not copied");
 }
 
-/// R7. Without words: a call fails at its deadline, and the stream comes later. It copies to memory
+/// Without words: a call fails at its deadline, and the stream comes later. It copies to memory
 /// that was freed.
 #[test]
 fn without_words_nothing_is_copied_to_freed_memory() {
@@ -532,7 +529,7 @@ fn without_words_nothing_is_copied_to_freed_memory() {
     std::thread::sleep(Duration::from_millis(500));
 }
 
-/// R8. A rank sends from its device and receives in host memory: the call must not return, and its
+/// A rank sends from its device and receives in host memory: the call must not return, and its
 /// stream must not go on, before the result is there.
 #[test]
 fn a_result_in_host_memory_is_there() {
@@ -555,7 +552,7 @@ fn a_result_in_host_memory_is_there() {
     });
 }
 
-/// R9. The same for a large operation: it must not break the context.
+/// The same for a large operation: it must not break the context.
 #[test]
 fn a_large_result_in_host_memory() {
     for is_direct in [true, false] {
@@ -564,7 +561,7 @@ fn a_large_result_in_host_memory() {
             let memory = process.warm_up();
             let host: &'static mut [f32] = vec![0f32; COUNT].leak();
             let recv = if process.rank == 0 { host.as_mut_ptr().cast::<u8>() } else { pointer(memory) };
-            let raw = Raw { recv, ..process.in_place(COUNT, memory, Some(Duration::from_secs(3))) };
+            let raw = Raw { recv, ..process.in_place(COUNT, memory, Some(Duration::from_secs(60))) };
             // SAFETY: the memory is never freed.
             let outcome = unsafe { process.comm.exec.run_prepared(&process.lent(&raw, process.stream)) };
             // It says if the context is broken.
@@ -574,7 +571,7 @@ fn a_large_result_in_host_memory() {
     }
 }
 
-/// R10. A stream is let go while its operation has not ended on the host, as by the watchdog, or
+/// A stream is let go while its operation has not ended on the host, as by the watchdog, or
 /// when the driver refuses a later part of the call: no peer succeeds with what the stream has written
 /// since.
 #[test]
@@ -618,7 +615,7 @@ fn a_peer_does_not_succeed_with_what_a_stream_wrote_that_was_let_go() {
     }
 }
 
-/// R11. The same bits as for host memory: bools are 0 or 1 afterwards, also in place.
+/// The same bits as for host memory: bools are 0 or 1 afterwards, also in place.
 #[test]
 fn bools_in_place() {
     on_each(2, |process| {
@@ -635,7 +632,7 @@ fn bools_in_place() {
     });
 }
 
-/// R13. The communicator fails: the streams of the calls that are queued continue, also while a thread
+/// The communicator fails: the streams of the calls that are queued continue, also while a thread
 /// has the core, as `shrink` has it while it agrees with other ranks.
 #[test]
 fn a_failure_lets_the_streams_of_queued_calls_go() {
@@ -647,14 +644,14 @@ fn a_failure_lets_the_streams_of_queued_calls_go() {
             process.all_reduce(DType::F32, memory).unwrap();
             shared.fail(&mut core, crate::Error::Aborted { op: Op::Connect, seq: 0 });
             let (device, stream) = (process.device.clone(), process.stream);
-            let continues = ends_within(Duration::from_secs(5), move || device.synchronise(stream));
+            let continues = ends_within(Duration::from_secs(60), move || device.synchronise(stream));
             drop(core);
             assert!(continues, "the stream waits although the communicator has failed");
         }
     });
 }
 
-/// R14. A stream waits for the end of an operation whose own stream does not come.
+/// A stream waits for the end of an operation whose own stream does not come.
 #[test]
 fn a_stream_that_waits_for_a_failed_operation_goes_on() {
     on_each(2, |process| {
@@ -674,14 +671,14 @@ fn a_stream_that_waits_for_a_failed_operation_goes_on() {
             assert!(lent.hold_stream(third).unwrap());
             work.wait().unwrap_err();
             let device = process.device.clone();
-            let continues = ends_within(Duration::from_secs(3), move || device.synchronise(third));
+            let continues = ends_within(Duration::from_secs(60), move || device.synchronise(third));
             drop(held);
             assert!(continues, "the operation has failed, and the stream waits");
         }
     });
 }
 
-/// R15. The same for a later call on another stream.
+/// The same for a later call on another stream.
 #[test]
 fn a_later_call_on_another_stream_goes_on() {
     on_each(2, |process| {
@@ -700,14 +697,14 @@ fn a_later_call_on_another_stream_goes_on() {
                 std::thread::yield_now();
             }
             let (device, stream) = (process.device.clone(), process.stream);
-            let continues = ends_within(Duration::from_secs(3), move || device.synchronise(stream));
+            let continues = ends_within(Duration::from_secs(60), move || device.synchronise(stream));
             drop(held);
             assert!(continues, "the communicator has failed, and the stream waits for the other stream");
         }
     });
 }
 
-/// R16. A rank that does not call is named.
+/// A rank that does not call is named.
 #[test]
 fn a_rank_that_does_not_call_is_named() {
     let is_over = AtomicBool::new(false);
@@ -727,7 +724,7 @@ fn a_rank_that_does_not_call_is_named() {
     });
 }
 
-/// R19. Two communicators of a process open the same allocation at the same time.
+/// Two communicators of a process open the same allocation at the same time.
 #[test]
 fn two_communicators_open_an_allocation_at_once() {
     let gpu = Arc::<FakeGpu>::default();
