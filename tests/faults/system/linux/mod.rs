@@ -61,9 +61,18 @@ pub(crate) fn kill(pid: u32) {
     signal(pid, libc::SIGKILL);
 }
 
-/// Stops a process until [`go_on`].
+/// Stops a process until [`go_on`]. Until its last thread has stopped, it may still answer.
 pub(crate) fn stop(pid: u32) {
     signal(pid, libc::SIGSTOP);
+    let runs = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        // A thread that has ended is not there any more.
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['T', 't', 'Z', 'X']))
+    };
+    let tasks = || std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    while tasks().any(runs) {
+        std::thread::yield_now();
+    }
 }
 
 /// Continues a stopped process.
