@@ -66,7 +66,7 @@ impl Default for Held {
 impl Held {
     /// Keeps releases from beginning while a call enqueues work that waits for the host.
     pub(crate) fn enqueueing(&self) -> RwLockReadGuard<'_, ()> {
-        self.enqueueing.read_recursive()
+        self.enqueueing.read()
     }
 
     /// Counts an operation until the hold is dropped.
