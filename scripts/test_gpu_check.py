@@ -19,7 +19,7 @@ import gpu_report
 import gpu_stacks
 
 HERE = Path(__file__).parent
-# A command that hangs is ended after so many seconds: far more than a fake program takes, also on a
+# Seconds after which a command that hangs is ended: far more than a fake program takes, also on a
 # machine that is busy.
 MOST = 10
 # Only a check that does not end takes this long, in seconds.
@@ -229,7 +229,7 @@ class GpuCheck(unittest.TestCase):
         return {name for name, status in self.statuses().items() if status == "FAILED"}
 
     def assert_ended(self, hung):
-        """Checks that so many processes have hung, and none is left."""
+        """Checks the number of processes that have hung, and that none is left."""
         self.assertEqual(len(self.pids()), hung)
         for pid in self.pids():
             # What has ended has no command line, also if no process has waited for it.

@@ -245,7 +245,7 @@ struct Wanted {
     refusals: u32,
 }
 
-/// After so many refusals, one a call, a rank gives up to open memory of others.
+/// The driver's refusals, one a call, after which a rank opens no memory of others any more.
 const MOST_REFUSALS: u32 = 100;
 
 /// How many allocations that were freed are remembered.

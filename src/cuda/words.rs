@@ -84,7 +84,7 @@ struct Free {
 const PINNED_AT_ONCE: usize = 64 << 10;
 
 impl WordPool {
-    /// Takes words for an operation of so many rounds. May call the driver.
+    /// Takes words for an operation of `rounds` rounds. May call the driver.
     pub(crate) fn take(&self, device: &Arc<dyn Device>, rounds: u32) -> Result<Words> {
         let mut free = self.free.lock().pop();
         if free.is_none() {

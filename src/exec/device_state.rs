@@ -19,7 +19,7 @@ pub(crate) struct Calling {
     pub(super) lane: Option<Arc<Lane>>,
     /// How large calls pass; `None` before the first.
     pub(super) mode: Option<Mode>,
-    /// The last call that used this rank's area: another stream waits until its stream has left.
+    /// The last call that used this rank's area. The next one waits until its stream has left.
     pub(super) last: Weak<Lent>,
     /// Large calls so far.
     pub(super) calls: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Calling {
 /// How large calls on devices pass, on all ranks alike.
 #[derive(Clone)]
 pub(super) enum Mode {
-    /// Every launcher can reach the memory of all ranks.
+    /// Every leader can reach the memory of all ranks.
     Direct(DeviceId, Arc<Peers>),
     /// Through host memory.
     Staged(Arc<HostArea>),

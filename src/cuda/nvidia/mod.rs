@@ -484,7 +484,7 @@ impl Device for Gpu {
     }
 
     unsafe fn write_word(&self, stream: StreamId, word: Address, value: u32) -> Result<()> {
-        // The default has a barrier: whoever sees the word sees what was written before.
+        // The default has a barrier: a thread that sees the word also sees what was written before.
         let flags = cu::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
         // SAFETY: as above.
         self.within("enqueueing a word for the host", || unsafe { cu::cuStreamWriteValue32_v2(raw(stream), word, value, flags) })

@@ -113,7 +113,7 @@ fn a_stream_continues_at_the_deadline() {
     });
 }
 
-/// The thread that runs operations is kept from running: the streams continue without it.
+/// The watchdog lets the streams of a communicator continue, whatever its other threads do.
 #[test]
 fn a_stream_continues_without_the_progress_thread() {
     on_each(2, |process| {
@@ -159,24 +159,23 @@ fn a_moment() {
     std::thread::sleep(Duration::from_millis(50));
 }
 
-/// Case 1: another thread frees memory while a stream is held back.
-#[test]
-fn memory_is_freed_while_a_stream_is_held_back() {
+/// Has another thread of rank 0 call the driver while an all-reduce holds back its stream. Rank 1
+/// makes its call afterwards.
+fn while_a_stream_is_held_back(driver_call: impl Fn(&FakeDevice) + Sync) {
     let is_held = AtomicBool::new(false);
     on_each(2, |process| {
         let memory = process.ones();
         process.all_reduce(DType::F32, memory).unwrap();
         process.expect(memory, 2.0);
-        let other = process.device.allocate(100).unwrap();
         if process.rank == 0 {
             process.all_reduce(DType::F32, memory).unwrap();
-            let device = process.device.clone();
-            // SAFETY: nothing uses it.
-            let free = std::thread::spawn(move || unsafe { device.free(other) });
-            a_moment();
-            is_held.store(true, Ordering::SeqCst);
-            process.expect(memory, 4.0);
-            free.join().unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| driver_call(&process.device));
+                a_moment();
+                is_held.store(true, Ordering::SeqCst);
+                // This thread's own calls queue behind the other one's.
+                process.expect(memory, 4.0);
+            });
         } else {
             while !is_held.load(Ordering::SeqCst) {
                 std::thread::yield_now();
@@ -185,6 +184,22 @@ fn memory_is_freed_while_a_stream_is_held_back() {
             process.expect(memory, 4.0);
         }
     });
+}
+
+/// Case 1: memory is freed.
+#[test]
+fn memory_is_freed_while_a_stream_is_held_back() {
+    while_a_stream_is_held_back(|device| {
+        let other = device.allocate(100).unwrap();
+        // SAFETY: nothing uses it.
+        unsafe { device.free(other) };
+    });
+}
+
+/// Case 5: the first kernel of a new kind is loaded.
+#[test]
+fn a_kernel_is_loaded_while_a_sum_is_held_back() {
+    while_a_stream_is_held_back(|device| device.prepare(DType::F64, Some(ReduceOp::Max)).unwrap());
 }
 
 /// Case 2: the first calls are nonblocking, and the stream waits for each at once.
@@ -201,31 +216,6 @@ fn the_first_calls_are_nonblocking() {
             work.wait().unwrap();
         }
         process.device.synchronise(process.stream);
-    });
-}
-
-/// Case 5: the first kernel of a new kind while a sum is held back.
-#[test]
-fn a_kernel_is_loaded_while_a_sum_is_held_back() {
-    let is_held = AtomicBool::new(false);
-    on_each(2, |process| {
-        let memory = process.ones();
-        process.all_reduce(DType::F32, memory).unwrap();
-        process.expect(memory, 2.0);
-        if process.rank == 0 {
-            process.all_reduce(DType::F32, memory).unwrap();
-            std::thread::scope(|scope| {
-                scope.spawn(|| process.device.prepare(DType::F64, Some(ReduceOp::Max)).unwrap());
-                a_moment();
-                is_held.store(true, Ordering::SeqCst);
-            });
-        } else {
-            while !is_held.load(Ordering::SeqCst) {
-                std::thread::yield_now();
-            }
-            process.all_reduce(DType::F32, memory).unwrap();
-        }
-        process.expect(memory, 4.0);
     });
 }
 
@@ -408,7 +398,7 @@ fn memory_of_one_operation_does_not_end_the_direct_path() {
     });
 }
 
-/// Words that short calls have used for hours, whose `done` nobody has written.
+/// Words that short calls have used for hours, whose `done` no stream has written.
 #[test]
 fn a_word_that_was_not_written_for_long_is_not_reached() {
     let fake = Arc::new(FakeDevice::new());
