@@ -249,6 +249,9 @@ typedef int32_t kolo_redop_t;
 // the result; kolo_work_wait_on makes any stream wait. A call on host memory with a stream behaves
 // the same way. With NULL and host memory, a call returns when it is done. The stream must live
 // until the call has returned; in a group, until kolo_group_end has.
+//
+// If a CUDA graph captures the stream's work, the call runs with each replay, on all ranks. A call
+// of more than 64 KiB waits for the other ranks at the capture.
 typedef void *kolo_stream_t;
 
 typedef struct kolo_work *kolo_work_t;
@@ -1008,6 +1011,9 @@ kolo_result_t kolo_work_on_done(kolo_work_t work, kolo_done_function_t function,
 // undefined content in the buffers; kolo_work_test and kolo_work_wait return the error. For an
 // operation on host memory without a stream, and where streams cannot wait for the host, this is
 // kolo_work_wait.
+//
+// An operation that a CUDA graph captures counts as ended at once. This call orders streams in the
+// capture, which cannot end before a stream of the capture waits for the operation.
 kolo_result_t kolo_work_wait_on(kolo_work_t work, kolo_stream_t stream);
 
 // Sets `*done` to 1 if an operation has ended, otherwise to 0. Returns KOLO_OK, or why the

@@ -114,6 +114,9 @@ const _: () = {
 /// the result; kolo_work_wait_on makes any stream wait. A call on host memory with a stream behaves
 /// the same way. With NULL and host memory, a call returns when it is done. The stream must live
 /// until the call has returned; in a group, until kolo_group_end has.
+///
+/// If a CUDA graph captures the stream's work, the call runs with each replay, on all ranks. A call
+/// of more than 64 KiB waits for the other ranks at the capture.
 pub type kolo_stream_t = *mut c_void;
 
 thread_local! {

@@ -163,11 +163,14 @@ unsafe impl Send for Context {}
 /// undefined content in the buffers; kolo_work_test and kolo_work_wait return the error. For an
 /// operation on host memory without a stream, and where streams cannot wait for the host, this is
 /// kolo_work_wait.
+///
+/// An operation that a CUDA graph captures counts as ended at once. This call orders streams in the
+/// capture, which cannot end before a stream of the capture waits for the operation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_work_wait_on(work: kolo_work_t, stream: kolo_stream_t) -> kolo_result_t {
     boundary_of(|| {
         let entry = find(work)?;
-        if entry.work.is_finished() {
+        if entry.work.is_finished() && !entry.work.is_captured() {
             return entry.outcome(None);
         }
         // SAFETY: the caller's stream is null or lives, as the header says.

@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::ffi::c_void;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use super::held::Held;
@@ -85,18 +86,25 @@ pub(crate) trait Device: Send + Sync {
     fn new_event(&self) -> Result<EventId>;
     fn end_event(&self, event: EventId);
 
-    /// Records an event: it is done when the stream has completed all earlier work.
+    /// Records an event: it is done when the stream has completed all earlier work. If a graph
+    /// captures the stream's work, only streams of that capture can wait for the event.
     fn record(&self, event: EventId, stream: StreamId) -> Result<()>;
 
     /// Whether an event, as it was last recorded, is done. Returns an error if work before it
     /// failed.
     fn is_done(&self, event: EventId) -> Result<bool>;
 
-    /// Has later work of a stream wait for an event, as it was last recorded.
+    /// Has later work of a stream wait for an event, as it was last recorded. If that was in a
+    /// capture, the graph captures the work of this stream, too.
     fn wait_for_event(&self, stream: StreamId, event: EventId) -> Result<()>;
 
-    /// Whether a graph captures the work of the stream, so that it is not done now.
-    fn is_capturing(&self, stream: StreamId) -> Result<bool>;
+    /// Returns the number of the capture, of this process, if a CUDA graph captures the work of the
+    /// stream. Then the stream does it when the graph is replayed.
+    fn capture(&self, stream: StreamId) -> Result<Option<u64>>;
+
+    /// Has `is_gone` be set when the graph that captures the work of the stream is destroyed, with
+    /// all that was instantiated from it.
+    fn watch_graph(&self, stream: StreamId, is_gone: Arc<AtomicBool>) -> Result<()>;
 
     /// The streams of the device that this process holds back.
     fn held(&self) -> &Arc<Held>;

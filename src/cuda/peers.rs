@@ -54,6 +54,10 @@ pub(crate) enum Part {
     Direct,
     /// It has not prepared for such operations yet. It waits for its peers, and comes again then.
     Prepares,
+    /// It does not run the operation now: a CUDA graph captures it.
+    Captures,
+    /// In the replay of a CUDA graph, where the buffers are.
+    Replays,
 }
 
 /// What a rank tells its peers about its call.
@@ -106,6 +110,8 @@ impl Record {
             Part::Staged => 1,
             Part::Direct => 2,
             Part::Prepares => 3,
+            Part::Captures => 4,
+            Part::Replays => 5,
         });
         numbers(&mut bytes, &[self.process]);
         bytes.extend(self.device);
@@ -149,6 +155,8 @@ impl Record {
             [1] => Part::Staged,
             [2] => Part::Direct,
             [3] => Part::Prepares,
+            [4] => Part::Captures,
+            [5] => Part::Replays,
             _ => return None,
         };
         let process = reader.number()?;
@@ -256,6 +264,8 @@ struct Own {
     extent: Extent,
     /// The operation that told of it. `None` until that has run.
     told: Option<u64>,
+    /// Whether a graph may use it, so that it stays open until this rank has freed it.
+    is_kept: bool,
 }
 
 /// An allocation of a peer.
@@ -398,9 +408,9 @@ impl Peers {
                 None => {
                     // The same address, or an allocation of long ago.
                     let replaced = own.iter().position(|known| known.extent.base == base);
-                    let oldest = (own.len() >= MOST_OWN).then_some(0);
-                    gone.extend(replaced.or(oldest).map(|index| own.remove(index).extent.id));
-                    own.push(Own { extent, told: None });
+                    let oldest = || own.iter().position(|known| !known.is_kept).filter(|_| own.len() >= MOST_OWN);
+                    gone.extend(replaced.or_else(oldest).map(|index| own.remove(index).extent.id));
+                    own.push(Own { extent, told: None, is_kept: false });
                     said.news[buffer] = handle.map(|handle| Exported { extent, handle });
                     false
                 }
@@ -413,6 +423,13 @@ impl Peers {
             *place = gone.pop().unwrap_or(0);
         }
         said
+    }
+
+    /// Has the allocations of these buffers stay open, because a graph uses them.
+    pub(crate) fn keep(&self, said: &Said) {
+        let is_of =
+            |own: &Own| said.places.iter().any(|place| matches!(place, BufferAt::Open { id, .. } if *id == own.extent.id));
+        self.state.lock().own.iter_mut().filter(|own| is_of(own)).for_each(|own| own.is_kept = true);
     }
 
     /// This rank's allocations of which peers know.

@@ -14,6 +14,12 @@
 //! After the last round the stream writes `over`, for which other streams may wait, and `left`: it
 //! will not come back to these words. If the operation fails, the host takes back what to move and
 //! writes `go`, `end` and `over` for all rounds ([`Words::release`]).
+//!
+//! The stream comes back if a CUDA graph has captured the call: each replay writes and awaits the
+//! same values. So each side rewinds the words that the other one writes, while the other one cannot
+//! write them. A replay begins by rewinding `go` and `end`, which the host writes only after
+//! `arrived`. The host rewinds `arrived` and `done` before it ends the last round, for which the
+//! stream waits, and `left` when it has seen it: before the next replay can pass its end.
 
 use std::sync::Arc;
 
@@ -170,6 +176,12 @@ impl Words {
         self.write(device, stream, Word::Left, self.last())
     }
 
+    /// Has the stream rewind the host's words, at the beginning of each replay of a graph.
+    pub(crate) fn enqueue_rewind(&self, device: &dyn Device, stream: StreamId) -> Result<()> {
+        self.write(device, stream, Word::Go, self.before)?;
+        self.write(device, stream, Word::End, self.before)
+    }
+
     /// Has another stream wait until this operation's stream has left, or is let go.
     pub(crate) fn enqueue_until_over(&self, device: &dyn Device, stream: StreamId) -> Result<()> {
         self.wait(device, stream, Word::Over, self.last())
@@ -225,6 +237,22 @@ impl Words {
     /// Lets the stream continue to the end.
     pub(crate) fn release(&self) {
         self.lines.open(self.last());
+    }
+
+    /// Ends the last round of a replay, after which the next replay may begin at any time.
+    pub(crate) fn end_replay(&self) {
+        self.lines.stream.arrived.store(self.before, Ordering::Relaxed);
+        self.lines.stream.done.store(self.before, Ordering::Relaxed);
+        self.end(self.rounds - 1);
+    }
+
+    /// Rewinds `left`. To be called once for each replay, when the stream has left.
+    pub(crate) fn rewind_left(&self) {
+        self.lines.stream.left.store(self.before, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_last(&self, round: u32) -> bool {
+        round + 1 == self.rounds
     }
 
     #[cfg(test)]
@@ -343,6 +371,42 @@ mod models {
                 stream.join().unwrap();
             });
         }
+    }
+
+    /// Each replay of a graph uses the same values. No side takes a word of an earlier replay for one of
+    /// this.
+    #[test]
+    fn replays_do_not_meet_words_of_earlier_ones() {
+        loom::model(|| {
+            let words = Arc::new(words(1, u32::MAX));
+            let shared = Arc::new(Shared(UnsafeCell::new([0; 3])));
+            let stream = {
+                let (words, shared) = (words.clone(), shared.clone());
+                thread::spawn(move || {
+                    let Lines { stream, host } = words.lines;
+                    for replay in 0..2 {
+                        host.go.store(words.before, Ordering::Release);
+                        host.end.store(words.before, Ordering::Release);
+                        round_of_stream(&words, 0, || {
+                            assert_eq!(shared.get(1), replay);
+                            shared.put(2, replay);
+                        });
+                        stream.left.store(words.last(), Ordering::Release);
+                    }
+                })
+            };
+            for replay in 0..2 {
+                until(|| words.has_arrived(0));
+                shared.put(1, replay);
+                words.go(0);
+                until(|| words.is_done(0));
+                assert_eq!(shared.get(2), replay);
+                words.end_replay();
+                until(|| words.has_left());
+                words.rewind_left();
+            }
+            stream.join().unwrap();
+        });
     }
 
     /// Another thread lets the stream go at any time. Its kernel moves only what the host told it

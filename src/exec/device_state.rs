@@ -17,6 +17,8 @@ use crate::shm::registered::Allocation;
 #[derive(Default)]
 pub(crate) struct Calling {
     pub(super) lane: Option<Arc<Lane>>,
+    /// As the lane, for calls that graphs capture: a stream cannot do other work meanwhile.
+    pub(super) captured_lane: Option<Arc<Lane>>,
     /// How large calls pass; `None` before the first.
     pub(super) mode: Option<Mode>,
     /// The last call that used this rank's area. The next one waits until its stream has left.
@@ -37,6 +39,13 @@ pub(super) enum Mode {
 impl Drop for Calling {
     fn drop(&mut self) {
         self.lane.take().into_iter().for_each(retire);
+        if let Some(lane) = self.captured_lane.take() {
+            match lane.device.capture(lane.stream.id) {
+                Ok(None) => retire(lane),
+                // The work of a stream that is captured cannot be queried.
+                _ => std::mem::forget(lane),
+            }
+        }
     }
 }
 
@@ -48,6 +57,16 @@ impl Calling {
         }
         let lane = shared(&**device).lanes.take(device)?;
         self.lane.replace(lane.clone()).into_iter().for_each(retire);
+        Ok(lane)
+    }
+
+    /// kolo's own stream on a device, for calls that graphs capture.
+    pub(super) fn captured_lane(&mut self, device: &Arc<dyn Device>) -> Result<Arc<Lane>> {
+        if let Some(lane) = self.captured_lane.as_ref().filter(|lane| lane.device.id() == device.id()) {
+            return Ok(lane.clone());
+        }
+        let lane = shared(&**device).lanes.take(device)?;
+        self.captured_lane = Some(lane.clone());
         Ok(lane)
     }
 

@@ -102,9 +102,10 @@ impl Executor {
             (None, None) if stream == NULL => return Ok(()),
             (None, None) => driver.device_of(stream)?,
         };
-        if device.is_capturing(stream)? {
-            let why = "other ranks take part, on their hosts; call it outside of the capture".to_owned();
-            return Err(Error::Unsupported { what: "a collective in a CUDA graph", why });
+        let capture = device.capture(stream)?;
+        if capture.is_some() && call.source.is_some() {
+            let why = "the place for the source rank is valid only until the call returns; receive from a given rank".to_owned();
+            return Err(Error::Unsupported { what: "a receive from any rank in a CUDA graph", why });
         }
         // On this thread: it may wait for streams, and none waits for this call yet.
         let (dtype, redop) = if self.state.asks(call) { kernel(call) } else { copy_kernel(call.dtype) };
@@ -112,7 +113,7 @@ impl Executor {
         let has_kernels = prepared
             .inspect_err(|error| tracing::warn!(%error, "there are no kernels: buffers on this device pass through the host"))
             .is_ok();
-        call.lent = Some(Arc::new(Lent::new(device, on_device, stream, has_kernels)));
+        call.lent = Some(Arc::new(Lent::new(device, on_device, (stream, capture), has_kernels)));
         Ok(())
     }
 

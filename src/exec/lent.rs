@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::host_area::HostArea;
 use crate::buffer::RawSliceMut;
-use crate::cuda::device::{Address, Device, StreamId};
+use crate::cuda::device::{Address, Device, Event, StreamId};
 use crate::cuda::held::Hold;
 use crate::cuda::lanes::Lane;
 use crate::cuda::moves::{Move, Moves};
@@ -18,7 +18,7 @@ use crate::cuda::pinned::PinnedBuffer;
 use crate::cuda::rounds::Cut;
 use crate::cuda::shared::shared;
 use crate::cuda::words::Words;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sys::Region;
 
 /// A call on a device or in a stream. All of its work is enqueued when it is called. The host then
@@ -31,6 +31,9 @@ pub(crate) struct Lent {
     pub(super) stream: StreamId,
     /// Whether the device can reduce.
     pub(super) has_kernels: bool,
+    /// The number of the capture, if a CUDA graph captures the work of the caller's stream. The call
+    /// runs each time that the graph is replayed.
+    pub(super) capture: Option<u64>,
     /// Set when the call is enqueued.
     pub(super) enqueued: OnceLock<Enqueued>,
     /// Whether only the caller's stream waits for the call's end.
@@ -42,6 +45,8 @@ pub(super) struct Enqueued {
     pub(super) path: Path,
     /// The stream that does the work: the caller's, or kolo's own.
     pub(super) stream: StreamId,
+    /// Recorded on kolo's own stream after the call, if a graph captures it.
+    pub(super) captured_end: Option<Event>,
     /// `None` where the host copies, because streams cannot wait for it.
     pub(super) gate: Option<Gate>,
 }
@@ -55,6 +60,8 @@ pub(super) struct Gate {
     moves: Option<PinnedBuffer>,
     /// Memory that the stream copies to and from.
     memory: Option<PinnedBuffer>,
+    /// Whether a graph has captured the call, so that the stream comes back to the words.
+    is_replayed: bool,
     hold: Mutex<Option<Hold>>,
     /// Whether the stream has been let go. From then on nothing moves.
     is_released: Mutex<bool>,
@@ -110,9 +117,19 @@ unsafe impl Send for Path {}
 unsafe impl Sync for Path {}
 
 impl Lent {
-    pub(super) fn new(device: Arc<dyn Device>, on_device: [bool; 2], stream: StreamId, has_kernels: bool) -> Lent {
+    pub(super) fn new(
+        device: Arc<dyn Device>,
+        on_device: [bool; 2],
+        (stream, capture): (StreamId, Option<u64>),
+        has_kernels: bool,
+    ) -> Lent {
         let (enqueued, is_unattended) = (OnceLock::new(), AtomicBool::new(false));
-        Lent { device, on_device, stream, has_kernels, enqueued, is_unattended }
+        Lent { device, on_device, stream, capture, has_kernels, enqueued, is_unattended }
+    }
+
+    /// Whether a graph has captured the call.
+    pub(crate) fn is_captured(&self) -> bool {
+        self.capture.is_some()
     }
 
     pub(super) fn gate(&self) -> Option<&Gate> {
@@ -139,9 +156,31 @@ impl Lent {
 
     /// Has a stream wait for the end of the call. Returns false if it cannot.
     pub(crate) fn hold_stream(&self, stream: StreamId) -> Result<bool> {
+        if self.is_captured() {
+            return self.hold_captured(stream).map(|()| true);
+        }
         let Some(gate) = self.gate() else { return Ok(false) };
         let _enqueueing = self.device.held().enqueueing();
         gate.words().enqueue_until_over(&*self.device, stream).map(|()| true)
+    }
+
+    /// As [`Lent::hold_stream`], in the capture that the call belongs to.
+    fn hold_captured(&self, stream: StreamId) -> Result<()> {
+        if self.device.capture(stream)? != self.capture {
+            let why = "a CUDA graph has captured it; wait on a stream of that capture, before the capture ends".to_owned();
+            return Err(Error::Unsupported { what: "waiting for this operation", why });
+        }
+        match self.enqueued.get().and_then(|enqueued| enqueued.captured_end.as_ref()) {
+            Some(end) => self.device.wait_for_event(stream, end.id),
+            None => Ok(()),
+        }
+    }
+
+    /// A run of the call has ended. The streams that wait for it continue, unless it comes again.
+    pub(super) fn end(&self, result: &Result<()>) {
+        if result.is_err() || !self.is_captured() {
+            self.release();
+        }
     }
 
     /// The call has ended: the streams that wait for it continue.
@@ -160,9 +199,46 @@ impl Gate {
             words: Some(words),
             moves,
             memory,
+            is_replayed: false,
             hold,
             is_released: Mutex::new(false),
             given: Mutex::new(Given::Nothing),
+        }
+    }
+
+    /// For a call that a graph captures. It holds the stream back only while a replay runs.
+    pub(super) fn replayed(mut self) -> Gate {
+        self.is_replayed = true;
+        self.hold.get_mut().take();
+        self
+    }
+
+    /// Whether a replay has arrived that does not run yet.
+    pub(super) fn has_replay(&self) -> bool {
+        self.words().has_arrived(0) && self.hold.lock().is_none()
+    }
+
+    /// A replay runs from now on, until its stream has left.
+    pub(super) fn begin_replay(&self) {
+        self.hold.lock().get_or_insert_with(|| self.device.held().hold());
+    }
+
+    /// Ends a round.
+    pub(super) fn end(&self, round: u32) {
+        if self.is_replayed && self.words().is_last(round) {
+            self.words().end_replay();
+        } else {
+            self.words().end(round);
+        }
+    }
+
+    /// Lets a replay continue that began after the stream was let go.
+    pub(super) fn release_replay(&self) {
+        if self.words().is_own() {
+            self.words().release();
+            if self.words().has_left() {
+                self.hold.lock().take();
+            }
         }
     }
 
@@ -201,6 +277,9 @@ impl Gate {
     pub(super) fn has_left(&self) -> bool {
         let has_left = self.words().has_left();
         if has_left {
+            if self.is_replayed {
+                self.words().rewind_left();
+            }
             self.hold.lock().take();
         }
         has_left

@@ -11,7 +11,8 @@
 //! - [`state`] is what the threads of a communicator share, and why it ended; [`unwinding`] ends it
 //!   if a call panics.
 //! - A call on a device is [`lent`]: [`lend`] finds its device, and [`on_stream`] enqueues its work on
-//!   a CUDA stream. [`host_area`] is memory that it may pass through.
+//!   a CUDA stream. [`host_area`] is memory that it may pass through. [`graphs`] has the calls that
+//!   run when a CUDA graph is replayed.
 //! - [`work`] is the caller's handle on a call in flight.
 
 mod allocate;
@@ -22,6 +23,7 @@ mod device;
 mod device_state;
 mod dispatch;
 mod exclusive;
+mod graphs;
 mod handover;
 mod hierarchical;
 mod host_area;

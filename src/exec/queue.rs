@@ -50,6 +50,13 @@ impl Queue {
     /// Queues a call that has been checked. The owner of the buffers keeps them valid until the
     /// completion, which comes in any case. If this fails, it has come when this returns.
     pub(crate) fn push(&self, call: Call, completion: Arc<dyn Completion>) -> Result<()> {
+        if call.lent.as_ref().is_some_and(|lent| lent.is_captured()) {
+            // It runs with each replay of the graph.
+            self.start().inspect_err(|error| completion.complete(Err(error.clone())))?;
+            self.tasks().notice_graph();
+            completion.complete(Ok(()));
+            return Ok(());
+        }
         // Messages run side by side, and a thread that ran them would have to wait for all of them.
         let is_for_any_thread = !call.op.is_point_to_point() && !self.runner.shared.concerns_devices(&call);
         self.push_task(self.tasks().task(call, completion, is_for_any_thread))

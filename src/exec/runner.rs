@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::call::Call;
 use super::core::Core;
 use super::device::MessageOnDevice;
+use super::lent::Gate;
 use super::messages::{Interrupted, Message};
 use super::state::CommState;
 use super::tasks::{Task, Tasks, Turn};
@@ -42,7 +43,7 @@ impl Runner {
 
     /// The progress thread: runs operations until the queue is closed and empty.
     pub(super) fn work(&self) {
-        while let Some(turn) = self.tasks.await_turn() {
+        while let Some(turn) = self.tasks.await_turn(&self.shared.graphs) {
             self.run_next(turn);
         }
     }
@@ -57,6 +58,9 @@ impl Runner {
         // A panic is a defect of this library. The operations in flight have been aborted, and
         // nothing of them is used again.
         let panicked = Error::Aborted { op, seq: 0 };
+        if interrupted.is_empty() && !self.is_next_ready(&mut core, &turn) {
+            return;
+        }
         if op.is_point_to_point() {
             if catch_unwind(AssertUnwindSafe(|| self.run_messages(&mut core, &turn, interrupted))).is_err() {
                 _ = shared.fail(&mut core, panicked);
@@ -79,6 +83,30 @@ impl Runner {
         drop(core);
         drop(turn);
         task.complete(result);
+    }
+
+    /// Waits for the stream of the next task, if it has one and there are graphs: the stream may come
+    /// there only after a replay. Returns false if there is another next task then, or none.
+    fn is_next_ready(&self, core: &mut Core, turn: &Turn<'_>) -> bool {
+        let shared = &self.shared;
+        let next = turn.peek(|call| call.lent.clone().map(|lent| (call.clone(), lent))).flatten();
+        let Some((call, lent)) = next.filter(|(_, lent)| shared.graphs.is_any() && !lent.has_arrived()) else { return true };
+        let replayed = RefCell::new(None);
+        let is_there = |gate: &Gate| {
+            let has_arrived = gate.words().has_arrived(0);
+            let mut replayed = replayed.borrow_mut();
+            *replayed = if has_arrived { None } else { shared.graphs.next_arrived() };
+            has_arrived || replayed.is_some()
+        };
+        let seq = (!call.op.is_point_to_point()).then(|| core.next_seq());
+        if let Err(error) = shared.until_stream(&call, &lent, seq, is_there) {
+            let error = shared.fail(core, error);
+            turn.take_next().into_iter().for_each(|task| task.complete(Err(error.clone())));
+            return false;
+        }
+        let Some(calls) = replayed.into_inner() else { return true };
+        self.tasks.push_replayed(calls);
+        false
     }
 
     /// Runs sends and receives side by side, so that none waits for one that was queued before it:

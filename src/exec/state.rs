@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use super::call::Call;
 use super::core::{self, Core};
 use super::device_state::Calling;
+use super::graphs::Graphs;
 use super::lent::Lent;
 use crate::bootstrap::host_group::HostGroup;
 use crate::bootstrap::host_group::stage::{Holder, Stage};
@@ -46,6 +47,8 @@ pub(crate) struct CommState {
     pub(super) calling: Mutex<Calling>,
     /// The calls whose streams may wait for this communicator.
     pub(super) on_streams: Mutex<Vec<Weak<Lent>>>,
+    /// The calls that graphs have captured.
+    pub(super) graphs: Graphs,
     pub(super) this: Weak<CommState>,
     /// Forks that led to the process that made the communicator: another number in a forked child.
     pub(crate) forks: u32,
@@ -76,6 +79,7 @@ impl CommState {
             driver: OnceLock::new(),
             calling: Mutex::default(),
             on_streams: Mutex::default(),
+            graphs: Graphs::default(),
             forks: sys::forks(),
         });
         if let Some(window) = state.core.lock().window() {
@@ -164,6 +168,7 @@ impl CommState {
             core.part(true);
             self.recording.failed(error);
         }
+        self.graphs.abandon();
     }
 }
 

@@ -238,6 +238,7 @@ impl Drop for Executor {
             failure::end_by_panic(&self.state.status);
         }
         self.queue.close();
+        self.state.graphs.abandon();
         // Nothing else holds the lock now: calls borrow the communicator, and the progress thread
         // has ended.
         let mut core = self.state.core.lock();

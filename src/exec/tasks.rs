@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::call::Call;
+use super::graphs::Graphs;
 use super::handover::Handover;
 use super::messages::Interrupted;
 use super::work::Completion;
@@ -70,7 +71,7 @@ impl Task {
     pub(super) fn end(&mut self, result: Result<()>) {
         let Some(completion) = self.completion.take() else { return };
         if let Some(lent) = &self.call.lent {
-            lent.release();
+            lent.end(&result);
         }
         // Before the waiting caller continues, so that its next call finds the queue idle.
         self.pending.fetch_sub(1, Ordering::AcqRel);
@@ -85,6 +86,37 @@ impl Drop for Task {
     fn drop(&mut self) {
         // Its sequence number is not known here.
         self.end(Err(Error::Aborted { op: self.call.op, seq: 0 }));
+    }
+}
+
+/// The end of a call that a graph has replayed, of which no caller is told. A failure ends the
+/// communicator.
+struct Replayed;
+
+impl Completion for Replayed {
+    fn begin(&self) {}
+    fn complete(&self, _: Result<()>) {}
+}
+
+/// How the progress thread looks for replays: at once after an operation, later from time to time.
+struct Looks {
+    since: Instant,
+}
+
+impl Default for Looks {
+    fn default() -> Looks {
+        Looks { since: Instant::now() }
+    }
+}
+
+impl Looks {
+    /// Returns how long to sleep before the next look.
+    fn pause(&self) -> Option<Duration> {
+        match self.since.elapsed().as_micros() {
+            0..200 => None,
+            200..1_000_000 => Some(Duration::from_micros(50)),
+            _ => Some(Duration::from_millis(1)),
+        }
     }
 }
 
@@ -136,6 +168,28 @@ impl Tasks {
         }
     }
 
+    /// Puts calls at which the replay of a graph has arrived before what is queued.
+    pub(super) fn push_replayed(&self, calls: Vec<Call>) {
+        let mut state = self.state.lock();
+        self.add_replayed(&mut state, calls);
+        self.notify(&state);
+    }
+
+    fn add_replayed(&self, state: &mut State, calls: Vec<Call>) {
+        for call in calls.into_iter().rev() {
+            // If the communicator is closed meanwhile, the replay ends before.
+            call.lent.iter().for_each(|lent| lent.set_unattended());
+            state.queued.push_front(self.task(call, Arc::new(Replayed), false));
+        }
+    }
+
+    /// Wakes the progress thread because there is a graph from now on.
+    pub(super) fn notice_graph(&self) {
+        // It looks whether there is one while it has the lock.
+        drop(self.state.lock());
+        self.wanted.notify_one();
+    }
+
     /// Puts sends and receives that have begun before what is queued.
     pub(super) fn push_interrupted(&self, interrupted: impl IntoIterator<Item = (Task, Interrupted)>) {
         self.state.lock().interrupted.extend(interrupted);
@@ -154,14 +208,30 @@ impl Tasks {
     /// To wake this thread costs its waker a microsecond or two, and another thread its processor.
     /// If threads that wait took their turns before it was awake, they probably do so again: then it
     /// naps, and nobody wakes it.
-    pub(super) fn await_turn(&self) -> Option<Turn<'_>> {
+    ///
+    /// `graphs` have calls that come by themselves: no stream can wake this thread.
+    pub(super) fn await_turn(&self, graphs: &Graphs) -> Option<Turn<'_>> {
         let mut state = self.state.lock();
         let mut naps = 0;
+        let looks = Looks::default();
         loop {
             match (state.is_running, state.is_empty()) {
                 (false, false) => break,
                 (false, true) if state.is_closed => return None,
+                (false, true) => {
+                    if let Some(replayed) = graphs.next_arrived() {
+                        self.add_replayed(&mut state, replayed);
+                        break;
+                    }
+                }
                 _ => {}
+            }
+            if graphs.is_any() {
+                match looks.pause() {
+                    Some(pause) => _ = self.wanted.wait_for(&mut state, pause),
+                    None => MutexGuard::unlocked(&mut state, std::thread::yield_now),
+                }
+                continue;
             }
             if std::mem::take(&mut state.was_taken) {
                 naps = NAPS;

@@ -27,6 +27,12 @@ impl RawWork {
         self.work.is_finished()
     }
 
+    /// Returns whether a CUDA graph has captured the operation, which runs with each replay. It counts
+    /// as ended. [`RawWork::hold_stream`] orders streams in the capture.
+    pub fn is_captured(&self) -> bool {
+        self.lent.as_ref().is_some_and(|lent| lent.is_captured())
+    }
+
     /// Waits until the operation has ended, and returns how; `None` if it has not ended by the
     /// deadline. Every operation has a deadline of its own, so this ends without one, too. It may
     /// be called again, and by several threads.
@@ -86,7 +92,9 @@ impl RawWork {
     ///
     /// # Errors
     ///
-    /// [`Error::Device`](crate::Error::Device) if the driver refuses it.
+    /// [`Error::Device`](crate::Error::Device) if the driver refuses it;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if a graph has captured the operation, and
+    /// not the stream's work.
     pub unsafe fn hold_stream(&self, stream: *mut c_void) -> Result<bool> {
         self.lent.as_ref().map_or(Ok(false), |lent| lent.hold_stream(stream.into()))
     }

@@ -198,6 +198,13 @@ void Flight::order_streams() {
   for (auto& event : after_) {
     event.block(current_stream(event.device()));
   }
+  // In the capture of a CUDA graph an operation counts as over, and a stream must wait for it. Another
+  // one has ended, and then this does nothing.
+  for (const auto& step : steps_) {
+    if (!step.device.is_cpu()) {
+      kolo_work_wait_on(step.work, current_stream(step.device).native_handle());
+    }
+  }
   for (auto& part : parts_) {
     part->order_streams();
   }

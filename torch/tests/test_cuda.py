@@ -363,25 +363,32 @@ def mixed_devices_of_one_group(rank, world, device):
         assert (on_device == total(world)).all() and (on_host == total(world)).all()
 
 
-def a_graph_is_refused(rank, world, device):
+def a_graph(rank, world, device):
     import torch.distributed as dist
 
     if not has_devices(device):
         raise NotRun("graphs, which torch_kolo's own copies do not know")
-    tensor = torch.ones(1000, device=device)
     stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
-            dist.all_reduce(tensor)
-    except RuntimeError as error:
-        assert "graph" in str(error).lower(), error
-    else:
-        raise AssertionError("not refused")
-    torch.cuda.synchronize()
-    dist.all_reduce(tensor)
-    assert (tensor == world).all()
+    for count in (100, MANY):
+        values, gathered = torch.zeros(count, device=device), torch.zeros(world * count, device=device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            dist.all_reduce(values)
+            work = dist.all_gather_into_tensor(gathered, values * 2, async_op=True)
+            work.wait()
+            gathered.add_(1)
+        for replay in range(3):
+            values.fill_(rank + replay)
+            graph.replay()
+            expected = sum(peer + replay for peer in range(world))
+            assert (values == expected).all(), (count, replay, values[:3])
+            assert (gathered == 2 * expected + 1).all(), (count, replay, gathered[:3])
+            # A call of its own between two replays.
+            dist.all_reduce(values)
+            assert (values == world * expected).all(), (count, replay, values[:3])
+        torch.cuda.synchronize()
+        dist.barrier()
 
 
 def ddp_equals_cpu(rank, world, device):
@@ -507,7 +514,7 @@ PROGRAMS = {
         futures,
         futures_in_the_order_of_streams,
         mixed_devices_of_one_group,
-        a_graph_is_refused,
+        a_graph,
         ddp_equals_cpu,
         ddp_resnet_equals_one_process,
     )

@@ -9,6 +9,8 @@
 //! - Kernels of two processes never run at once.
 //! - An access to memory that is not there is an error that stays: all later calls fail, and the
 //!   work of all streams is lost.
+//! - A stream that waits for an event of a capture joins that capture, which fails to end if such a
+//!   stream was not joined again.
 //! - Memory of pools cannot be opened by other processes. A process opens an allocation once, and
 //!   not while it has open what was freed at the same address.
 //!
@@ -19,7 +21,6 @@ mod lock;
 mod memory;
 mod stream;
 
-use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering};
@@ -28,7 +29,7 @@ use parking_lot::Mutex;
 
 use self::lock::DriverLock;
 use self::memory::{IMPORTED, OF_DEVICE, Opened};
-use self::stream::{Mark, Streams};
+use self::stream::{Mark, Recorded, Streams};
 use super::device::{Address, Device, DeviceId, Driver, EventId, Extension, Extent, Handle, Reduction, StreamId};
 use super::held::Held;
 use super::moves::Moves;
@@ -37,6 +38,7 @@ use crate::reduce::{Kernel, normalise_bools};
 use crate::types::{DType, ReduceOp};
 
 pub(crate) use self::memory::FakeGpu;
+pub(crate) use self::stream::FakeGraph;
 
 /// The driver of one process, and its context on a GPU.
 pub(crate) struct FakeDevice {
@@ -58,7 +60,6 @@ pub(crate) struct FakeDevice {
     pub(crate) exports: AtomicBool,
     /// Whether it can open allocations of peers.
     pub(crate) reaches: AtomicBool,
-    pub(crate) is_capturing: AtomicBool,
     pub(crate) has_kernels: AtomicBool,
     /// Whether every call takes a random time.
     pub(crate) is_slow: AtomicBool,
@@ -99,7 +100,6 @@ impl FakeDevice {
             has_words: AtomicBool::new(true),
             exports: AtomicBool::new(true),
             reaches: AtomicBool::new(true),
-            is_capturing: AtomicBool::new(false),
             has_kernels: AtomicBool::new(true),
             is_slow: AtomicBool::new(false),
             reductions: AtomicUsize::new(0),
@@ -141,7 +141,7 @@ impl FakeDevice {
     }
 
     /// Enqueues work that may fail because a test asks for it.
-    fn enqueue(&self, stream: StreamId, work: impl FnOnce(&stream::Access<'_>) + Send + 'static) -> Result<()> {
+    fn enqueue(&self, stream: StreamId, work: impl Fn(&stream::Access<'_>) + Send + Sync + 'static) -> Result<()> {
         self.call(|| {
             self.check("enqueueing work")?;
             if self.fails_after.load(Ordering::SeqCst) >= 0 && self.fails_after.fetch_sub(1, Ordering::SeqCst) == 0 {
@@ -175,6 +175,22 @@ impl FakeDevice {
     /// Makes an allocation unreachable for peers, like those of CUDA's memory pools.
     pub(crate) fn hide(&self, address: Address) {
         self.gpu.hide(address);
+    }
+
+    /// Has a graph capture the work of a stream.
+    pub(crate) fn begin_capture(&self, stream: StreamId) {
+        let number = self.next.fetch_add(1, Ordering::Relaxed) as u64;
+        self.call(|| self.streams.begin_capture(stream, number));
+    }
+
+    /// Ends the capture that began on a stream.
+    pub(crate) fn end_capture(&self, stream: StreamId) -> Result<Arc<FakeGraph>> {
+        let graph = self.call(|| self.streams.end_capture(stream));
+        graph.map(Arc::new).map_err(|problem| self.problem("ending a capture", &problem))
+    }
+
+    pub(crate) fn launch(&self, graph: &Arc<FakeGraph>, stream: StreamId) {
+        self.call(|| self.streams.launch(graph, stream));
     }
 
     /// Has a stream wait until the sender is dropped.
@@ -218,6 +234,11 @@ impl FakeDevice {
         self.gpu.used()
     }
 
+    /// Returns how many bytes of host memory are pinned.
+    pub(crate) fn pinned(&self) -> usize {
+        self.streams.pinned()
+    }
+
     /// Returns how many allocations of other processes are open.
     pub(crate) fn open(&self) -> usize {
         self.opened.count()
@@ -249,10 +270,19 @@ impl Driver for Machine {
 }
 
 /// A host address that a stream's thread uses.
-struct Host(Cell<*mut u8>);
+struct Host(*mut u8);
 
 // SAFETY: the caller that enqueues the work promises that the memory stays valid until it is done.
 unsafe impl Send for Host {}
+// SAFETY: as above.
+unsafe impl Sync for Host {}
+
+impl Host {
+    /// A method, so that a closure captures all of `self`.
+    fn pointer(&self) -> *mut u8 {
+        self.0
+    }
+}
 
 impl Device for FakeDevice {
     fn id(&self) -> DeviceId {
@@ -293,9 +323,13 @@ impl Device for FakeDevice {
             return Err(self.problem("recording an event", "the test asks for this failure"));
         }
         let mark = self.mark(event);
-        let done = Arc::new(AtomicBool::new(false));
         self.call(|| {
-            *mark.last.lock() = done.clone();
+            if let Some(capturing) = self.streams.capture(stream) {
+                *mark.last.lock() = self.streams.record(&capturing, stream);
+                return;
+            }
+            let done = Arc::new(AtomicBool::new(false));
+            *mark.last.lock() = Recorded::Now(done.clone());
             self.streams.push(stream, move |_| done.store(true, Ordering::SeqCst));
         });
         Ok(())
@@ -304,17 +338,39 @@ impl Device for FakeDevice {
     fn is_done(&self, event: EventId) -> Result<bool> {
         self.call(|| {
             self.check("querying an event")?;
-            Ok(self.mark(event).last.lock().load(Ordering::SeqCst))
+            match &*self.mark(event).last.lock() {
+                Recorded::Now(done) => Ok(done.load(Ordering::SeqCst)),
+                Recorded::Captured(..) => Err(self.problem("querying an event", "it was recorded in a capture")),
+            }
         })
     }
 
-    fn is_capturing(&self, _: StreamId) -> Result<bool> {
-        Ok(self.call(|| self.is_capturing.load(Ordering::SeqCst)))
+    fn capture(&self, stream: StreamId) -> Result<Option<u64>> {
+        Ok(self.call(|| self.streams.capture(stream).map(|capturing| capturing.number)))
+    }
+
+    fn watch_graph(&self, stream: StreamId, is_gone: Arc<AtomicBool>) -> Result<()> {
+        self.call(|| {
+            self.check("watching a graph")?;
+            let capturing = self.streams.capture(stream);
+            let capturing = capturing.ok_or_else(|| self.problem("watching a graph", "the stream is not captured"))?;
+            self.streams.watch(&capturing, is_gone);
+            Ok(())
+        })
     }
 
     fn wait_for_event(&self, stream: StreamId, event: EventId) -> Result<()> {
-        let done = self.mark(event).last.lock().clone();
-        self.enqueue(stream, move |access| access.until(|| done.load(Ordering::SeqCst)))
+        let last = self.mark(event).last.lock().clone();
+        match last {
+            Recorded::Now(_) if self.streams.capture(stream).is_some() => {
+                Err(self.problem("enqueueing a wait for an event", "it was recorded outside of the capture"))
+            }
+            Recorded::Now(done) => self.enqueue(stream, move |access| access.until(|| done.load(Ordering::SeqCst))),
+            Recorded::Captured(capturing, before) => self.call(|| {
+                let joined = self.streams.follow(stream, &capturing, &before);
+                joined.map_err(|problem| self.problem("enqueueing a wait for an event", problem))
+            }),
+        }
     }
 
     fn held(&self) -> &Arc<Held> {
@@ -365,21 +421,19 @@ impl Device for FakeDevice {
 
     unsafe fn copy_out(&self, stream: StreamId, from: Address, to: *mut u8, len: usize) -> Result<()> {
         self.copies.fetch_add(1, Ordering::SeqCst);
-        let to = Host(Cell::new(to));
+        let to = Host(to);
         self.enqueue(stream, move |access| {
-            let to = to;
             // SAFETY: the device address is resolved, and the caller vouches for the host address.
-            unsafe { std::ptr::copy_nonoverlapping(access.resolve(from, len), to.0.get(), len) };
+            unsafe { std::ptr::copy_nonoverlapping(access.resolve(from, len), to.pointer(), len) };
         })
     }
 
     unsafe fn copy_in(&self, stream: StreamId, from: *const u8, to: Address, len: usize) -> Result<()> {
         self.copies.fetch_add(1, Ordering::SeqCst);
-        let from = Host(Cell::new(from.cast_mut()));
+        let from = Host(from.cast_mut());
         self.enqueue(stream, move |access| {
-            let from = from;
             // SAFETY: as above.
-            unsafe { std::ptr::copy_nonoverlapping(from.0.get(), access.resolve(to, len), len) };
+            unsafe { std::ptr::copy_nonoverlapping(from.pointer(), access.resolve(to, len), len) };
         })
     }
 

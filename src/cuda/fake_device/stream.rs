@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
@@ -12,22 +12,68 @@ use parking_lot::{Condvar, Mutex};
 use super::memory::{FakeGpu, Opened};
 use crate::cuda::device::{Address, StreamId};
 
-type Work = Box<dyn FnOnce(&Access<'_>) + Send>;
+type Work = Arc<dyn Fn(&Access<'_>) + Send + Sync>;
 
 /// An event: whether its last record is done. A stream that waits for an earlier record keeps waiting
 /// for that one.
 pub(super) struct Mark {
-    pub(super) last: Mutex<Arc<AtomicBool>>,
+    pub(super) last: Mutex<Recorded>,
+}
+
+/// A record of an event.
+#[derive(Clone)]
+pub(super) enum Recorded {
+    /// Whether the stream has come there.
+    Now(Arc<AtomicBool>),
+    /// In a capture: the work that comes before.
+    Captured(Arc<Capturing>, Clock),
 }
 
 impl Default for Mark {
     fn default() -> Mark {
-        Mark { last: Mutex::new(Arc::new(AtomicBool::new(true))) }
+        Mark { last: Mutex::new(Recorded::Now(Arc::new(AtomicBool::new(true)))) }
+    }
+}
+
+/// How much work of each stream comes before.
+type Clock = HashMap<usize, usize>;
+
+/// The capture of a graph.
+pub(super) struct Capturing {
+    pub(super) number: u64,
+    /// The stream with which it began.
+    origin: usize,
+    state: Mutex<Captured>,
+}
+
+#[derive(Default)]
+struct Captured {
+    /// The work of all streams, in an order that is right for each of them.
+    works: Vec<Work>,
+    /// What comes before the next work of each stream, itself included.
+    clocks: HashMap<usize, Clock>,
+    /// What the end of the graph sets.
+    watched: Vec<Arc<AtomicBool>>,
+}
+
+/// A graph, with what was instantiated from it.
+pub(crate) struct FakeGraph {
+    works: Vec<Work>,
+    watched: Vec<Arc<AtomicBool>>,
+    /// Two replays never run at once.
+    runs: Mutex<()>,
+}
+
+impl Drop for FakeGraph {
+    fn drop(&mut self) {
+        self.watched.iter().for_each(|is_gone| is_gone.store(true, Ordering::SeqCst));
     }
 }
 
 pub(super) struct Streams {
     senders: Mutex<HashMap<usize, Sender<Work>>>,
+    /// The capture that each stream belongs to.
+    captures: Mutex<HashMap<usize, Arc<Capturing>>>,
     shared: Arc<Shared>,
 }
 
@@ -116,7 +162,7 @@ impl Streams {
             failure: Mutex::default(),
             pinned: Mutex::default(),
         };
-        let streams = Streams { senders: Mutex::default(), shared: Arc::new(shared) };
+        let streams = Streams { senders: Mutex::default(), captures: Mutex::default(), shared: Arc::new(shared) };
         streams.start(0);
         Arc::new(streams)
     }
@@ -144,17 +190,92 @@ impl Streams {
         self.senders.lock().remove(&stream.0);
     }
 
-    pub(super) fn push(&self, stream: StreamId, work: impl FnOnce(&Access<'_>) + Send + 'static) {
+    /// Gives a stream work, or the graph that captures the stream's work.
+    pub(super) fn push(&self, stream: StreamId, work: impl Fn(&Access<'_>) + Send + Sync + 'static) {
+        if let Some(capturing) = self.captures.lock().get(&stream.0) {
+            let mut state = capturing.state.lock();
+            state.works.push(Arc::new(work));
+            *state.clocks.get_mut(&stream.0).expect("it has joined").entry(stream.0).or_default() += 1;
+            return;
+        }
         *self.shared.pending.lock() += 1;
-        let sent = self.senders.lock()[&stream.0].send(Box::new(work));
+        let sent = self.senders.lock()[&stream.0].send(Arc::new(work));
         sent.expect("the thread receives work as long as there is a sender");
     }
 
     /// Waits until a stream has done all its work.
     pub(super) fn synchronise(&self, stream: StreamId) {
+        assert!(self.capture(stream).is_none(), "a stream is awaited whose work a graph captures");
         let (done, wait) = unbounded::<()>();
-        self.push(stream, move |_| drop(done));
+        self.push(stream, move |_| _ = done.send(()));
         _ = wait.recv();
+    }
+
+    /// The capture that a stream belongs to.
+    pub(super) fn capture(&self, stream: StreamId) -> Option<Arc<Capturing>> {
+        self.captures.lock().get(&stream.0).cloned()
+    }
+
+    pub(super) fn begin_capture(&self, stream: StreamId, number: u64) {
+        let capturing = Capturing { number, origin: stream.0, state: Mutex::default() };
+        capturing.state.lock().clocks.insert(stream.0, Clock::new());
+        let earlier = self.captures.lock().insert(stream.0, Arc::new(capturing));
+        assert!(earlier.is_none(), "the stream is captured already");
+    }
+
+    /// Records an event on a stream that is captured.
+    pub(super) fn record(&self, capturing: &Arc<Capturing>, stream: StreamId) -> Recorded {
+        Recorded::Captured(capturing.clone(), capturing.state.lock().clocks[&stream.0].clone())
+    }
+
+    /// Has later work of a stream follow what comes before a record. The stream joins the capture.
+    pub(super) fn follow(&self, stream: StreamId, capturing: &Arc<Capturing>, before: &Clock) -> Result<(), &'static str> {
+        let mut captures = self.captures.lock();
+        let own = captures.entry(stream.0).or_insert_with(|| capturing.clone());
+        if !Arc::ptr_eq(own, capturing) {
+            return Err("two captures would become one");
+        }
+        let mut state = capturing.state.lock();
+        let clock = state.clocks.entry(stream.0).or_default();
+        for (&other, &count) in before {
+            let known = clock.entry(other).or_default();
+            *known = count.max(*known);
+        }
+        Ok(())
+    }
+
+    /// Has `is_gone` be set when the graph of a capture is destroyed.
+    pub(super) fn watch(&self, capturing: &Capturing, is_gone: Arc<AtomicBool>) {
+        capturing.state.lock().watched.push(is_gone);
+    }
+
+    /// Ends a capture. Fails if work of another stream was not joined.
+    pub(super) fn end_capture(&self, stream: StreamId) -> Result<FakeGraph, String> {
+        let mut captures = self.captures.lock();
+        let capturing = captures.get(&stream.0).cloned().ok_or("the stream is not captured")?;
+        assert_eq!(capturing.origin, stream.0, "a capture ends where it began");
+        captures.retain(|_, other| !Arc::ptr_eq(other, &capturing));
+        let Captured { works, clocks, watched } = std::mem::take(&mut *capturing.state.lock());
+        let graph = FakeGraph { works, watched, runs: Mutex::default() };
+        let joined = &clocks[&stream.0];
+        for (other, clock) in &clocks {
+            if clock.get(other).copied().unwrap_or(0) > joined.get(other).copied().unwrap_or(0) {
+                return Err(format!("work of stream {other} was not joined"));
+            }
+        }
+        Ok(graph)
+    }
+
+    /// Has a stream replay a graph.
+    pub(super) fn launch(&self, graph: &Arc<FakeGraph>, stream: StreamId) {
+        let graph = graph.clone();
+        self.push(stream, move |access| {
+            let _alone = graph.runs.lock();
+            for work in &graph.works {
+                access.shared.gpu.take_time();
+                work(access);
+            }
+        });
     }
 
     /// Waits until all streams have done all their work.
@@ -173,6 +294,10 @@ impl Streams {
 
     pub(super) fn unpin(&self, memory: *mut u8) {
         self.shared.pinned.lock().remove(&memory.addr()).expect("the memory is pinned");
+    }
+
+    pub(super) fn pinned(&self) -> usize {
+        self.shared.pinned.lock().values().sum()
     }
 
     pub(super) fn failure(&self) -> Option<String> {

@@ -5,7 +5,8 @@
 //! restores the previous one afterwards.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use cudarc::driver::sys::{self as cu, CUresult};
@@ -52,6 +53,20 @@ const NEWEST: [&[u8]; 7] = [
     b"cuDeviceGetUuid_v2\0",
     b"cuIpcOpenMemHandle_v2\0",
 ];
+
+/// Whether the driver tells which graph captures a stream, and when a graph is destroyed.
+static HAS_GRAPHS: LazyLock<bool> = LazyLock::new(|| {
+    let symbols =
+        [&b"cuStreamGetCaptureInfo_v2\0"[..], b"cuUserObjectCreate\0", b"cuUserObjectRelease\0", b"cuGraphRetainUserObject\0"];
+    // SAFETY: the symbols are only looked up.
+    symbols.iter().all(|symbol| unsafe { cu::culib().get::<*const c_void>(*symbol) }.is_ok())
+});
+
+/// A graph has been destroyed, with all that was instantiated from it. Must not call the driver.
+unsafe extern "C" fn graph_is_gone(flag: *mut c_void) {
+    // SAFETY: `watch_graph` gave the reference to the object that is destroyed now.
+    unsafe { Arc::from_raw(flag.cast::<AtomicBool>()) }.store(true, Ordering::Release);
+}
 
 struct Nvidia {
     /// The devices in use, by ordinal. They are never closed, because users' streams may wait for
@@ -255,6 +270,27 @@ impl Gpu {
         self.check(doing, self.in_context(call))
     }
 
+    /// The capture that a stream's work goes to: its number, and the graph.
+    fn capture_of(&self, stream: StreamId) -> Result<Option<(u64, cu::CUgraph)>> {
+        let doing = "querying whether a stream is being captured";
+        let (mut status, mut number, mut graph) =
+            (cu::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0, std::ptr::null_mut());
+        if !*HAS_GRAPHS {
+            // SAFETY: the stream belongs to the caller; the call writes its status.
+            self.within(doing, || unsafe { cu::cuStreamIsCapturing(raw(stream), &mut status) })?;
+            let is_captured = status != cu::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+            let why = "the CUDA driver is too old to tell when a graph is destroyed; update it to 11.3 or later".to_owned();
+            return if is_captured { Err(Error::Unsupported { what: "a call in a CUDA graph", why }) } else { Ok(None) };
+        }
+        // SAFETY: as above. What is null is not written.
+        self.within(doing, || unsafe {
+            let (nodes, count) = (std::ptr::null_mut(), std::ptr::null_mut());
+            cu::cuStreamGetCaptureInfo_v2(raw(stream), &mut status, &mut number, &mut graph, nodes, count)
+        })?;
+        let is_captured = status == cu::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+        Ok(is_captured.then_some((number, graph)))
+    }
+
     fn in_context(&self, call: impl FnOnce() -> CUresult) -> CUresult {
         // SAFETY: the context lives as long as the process.
         let pushed = unsafe { cu::cuCtxPushCurrent_v2(self.context.0) };
@@ -445,18 +481,33 @@ impl Device for Gpu {
         self.within("enqueueing a wait for a stream", || unsafe { cu::cuStreamWaitEvent(raw(stream), raw_event(event), 0) })
     }
 
-    fn is_capturing(&self, stream: StreamId) -> Result<bool> {
-        let mut status = cu::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: the stream belongs to the caller; the call writes its status.
-        let result = self.in_context(|| unsafe { cu::cuStreamIsCapturing(raw(stream), &mut status) });
-        match result {
-            // The stream is the default stream, while another one is being captured.
-            CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(true),
-            result => {
-                self.check("querying whether a stream is being captured", result)?;
-                Ok(status != cu::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
-            }
+    fn capture(&self, stream: StreamId) -> Result<Option<u64>> {
+        Ok(self.capture_of(stream)?.map(|(number, _)| number))
+    }
+
+    fn watch_graph(&self, stream: StreamId, is_gone: Arc<AtomicBool>) -> Result<()> {
+        let doing = "watching a graph";
+        let not_captured =
+            || Error::Device { device: self.name.clone(), doing, problem: "the stream is not captured".to_owned() };
+        let (_, graph) = self.capture_of(stream)?.ok_or_else(not_captured)?;
+        let own = Arc::into_raw(is_gone);
+        let mut object = std::ptr::null_mut();
+        let flags = cu::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as c_uint;
+        // SAFETY: the call writes one pointer. The object owns a reference, which its destructor drops.
+        let made = self.within(doing, || unsafe {
+            cu::cuUserObjectCreate(&mut object, own.cast_mut().cast(), Some(graph_is_gone), 1, flags)
+        });
+        if let Err(error) = made {
+            // SAFETY: nothing has taken the reference over.
+            drop(unsafe { Arc::from_raw(own) });
+            return Err(error);
         }
+        let moved = cu::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as c_uint;
+        // SAFETY: the capture has the graph, and takes over the reference to the object.
+        self.within(doing, || unsafe { cu::cuGraphRetainUserObject(graph, object, 1, moved) }).inspect_err(|_| {
+            // SAFETY: the graph did not take over the only reference.
+            _ = self.in_context(|| unsafe { cu::cuUserObjectRelease(object, 1) });
+        })
     }
 
     fn held(&self) -> &Arc<Held> {

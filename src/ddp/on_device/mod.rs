@@ -73,7 +73,7 @@ impl OnDevice {
 
     /// Returns the caller's stream. Fails while it is captured into a graph.
     fn stream(&self) -> Result<StreamId> {
-        if self.device.is_capturing(self.chosen.stream)? {
+        if self.device.capture(self.chosen.stream)?.is_some() {
             let why = "the other ranks take part on their hosts; run the step outside of the capture".to_owned();
             return Err(Error::Unsupported { what: "a reducer's step in a CUDA graph", why });
         }

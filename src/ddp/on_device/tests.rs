@@ -344,13 +344,13 @@ fn host_memory_and_a_devices_are_told_apart() {
         unsafe {
             assert!(is_place(problem(step.reducer.put_on_device(1, 64))));
             assert!(is_place(problem(step.reducer.put_on_device(0, values.as_ptr().addr() as Address))));
-            device.is_capturing.store(true, Ordering::SeqCst);
             let at = device.allocate(16).unwrap();
+            device.begin_capture(stream);
             match step.reducer.put_on_device(0, at).unwrap_err() {
                 Error::Unsupported { what, .. } => assert!(what.contains("CUDA graph")),
                 other => panic!("{other:?}"),
             }
-            device.is_capturing.store(false, Ordering::SeqCst);
+            drop(device.end_capture(stream).unwrap());
         }
         // None of it did any harm.
         step.put(1, &values).unwrap();

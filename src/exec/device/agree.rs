@@ -46,6 +46,12 @@ impl OnDevices<'_> {
         Ok(records)
     }
 
+    /// Gathers the records of ranks that all take part in the same way. Fails if one does not.
+    pub(in crate::exec) fn exchange_as(&mut self, part: Part, said: Said) -> Result<Vec<Record>> {
+        let records = self.exchange(&self.record(part, said))?;
+        if records.iter().all(|record| record.part == part) { Ok(records) } else { Err(self.mixed(&records)) }
+    }
+
     pub(super) fn failed(&self, peer: Rank, cause: Cause) -> Error {
         let descriptor = self.call.descriptor(self.core.next_seq() - 1);
         OpContext::new(descriptor, &self.shared.info).failed(peer, cause)
@@ -64,7 +70,7 @@ impl OnDevices<'_> {
     pub(super) fn agree_on_part(&mut self, mine: Part) -> Result<Part> {
         let number = match mine {
             Part::Prepares => 0,
-            Part::Staged | Part::Direct => 1,
+            Part::Staged | Part::Direct | Part::Captures | Part::Replays => 1,
             Part::Host => 2,
         };
         Ok(match self.least(number)? {

@@ -51,7 +51,7 @@ impl MessageOnDevice {
             finished.inspect_err(|_| std::mem::forget(memory.clone()))?;
         }
         if let Some(gate) = self.lent.gate() {
-            gate.words().end(0);
+            gate.end(0);
         }
         shared.until_stream(&self.call, &self.lent, None, Gate::has_left)?;
         match self.lent.path() {

@@ -43,7 +43,7 @@ impl CommState {
     }
 
     /// Waits until a stream has come to a point of a call.
-    pub(super) fn until_stream(
+    pub(in crate::exec) fn until_stream(
         &self,
         call: &Call,
         lent: &Lent,
@@ -195,7 +195,7 @@ impl<'a> OnDevices<'a> {
                 let places = self.places(mine);
                 let records = self.exchange(&self.record(mine, Said::nothing(places)))?;
                 let is = |part: Part| records.iter().any(|record| record.part == part);
-                if is(Part::Direct) {
+                if is(Part::Direct) || is(Part::Captures) || is(Part::Replays) {
                     return Err(self.mixed(&records));
                 }
                 if is(Part::Prepares) {
@@ -225,14 +225,29 @@ impl<'a> OnDevices<'a> {
         [of(self.call.send.len), of(self.call.recv.len)]
     }
 
-    /// Some ranks have prepared to reach each other's memory, and others call with host memory.
+    /// Returns the error for ranks that cannot take part together. It is the same on all ranks.
     pub(super) fn mixed(&self, records: &[Record]) -> Error {
+        let op = self.call.op;
+        let part = |rank: Rank| records[rank].part;
+        if records.iter().any(|record| matches!(record.part, Part::Captures | Part::Replays)) {
+            let how = |rank: Rank| match part(rank) {
+                Part::Captures => "captures it in a CUDA graph",
+                Part::Replays => "replays a CUDA graph that has it",
+                _ => "calls it",
+            };
+            let other = records.iter().position(|record| record.part != part(0)).unwrap_or(0);
+            let (first, second) = (how(0), how(other));
+            let why = format!(
+                "rank 0 {first}, and rank {other} {second}, which is {op}; capture and replay the same calls on all ranks"
+            );
+            return Error::Unsupported { what: "an operation in a CUDA graph on some ranks alone", why };
+        }
+        // Some ranks have prepared to reach each other's memory, and others call with host memory.
         let other = records.iter().position(|record| record.part != Part::Direct).unwrap_or(0);
-        let how = if records[other].part == Part::Prepares { "another device" } else { "host memory" };
+        let how = if part(other) == Part::Prepares { "another device" } else { "host memory" };
         let why = format!(
-            "rank {other} calls {} with {how} and others with device memory, after calls in which all had the memory of \
-             one device each; call with the same memory as before, or set KOLO_DEVICE_PATH=staged on all ranks",
-            self.call.op
+            "rank {other} calls {op} with {how} and others with device memory, after calls in which all had the memory of \
+             one device each; call with the same memory as before, or set KOLO_DEVICE_PATH=staged on all ranks"
         );
         Error::Unsupported { what: "host and device memory in one large operation of this communicator", why }
     }
@@ -254,7 +269,7 @@ impl<'a> OnDevices<'a> {
 
     pub(super) fn end(&self, lent: &Lent, round: usize) {
         if let Some(gate) = lent.gate() {
-            gate.words().end(round as u32);
+            gate.end(round as u32);
         }
     }
 

@@ -21,7 +21,7 @@ impl OnDevices<'_> {
         }
         let said = Said { news: [area, None], ..Said::nothing([BufferAt::Device; 2]) };
         let records = self.exchange(&self.record(Part::Prepares, said))?;
-        if records.iter().any(|record| record.part == Part::Direct) {
+        if records.iter().any(|record| matches!(record.part, Part::Direct | Part::Captures | Part::Replays)) {
             return Err(self.mixed(&records));
         }
         // All ranks have the same records and decide alike.

@@ -14,7 +14,7 @@ use crate::types::{DType, Op, Rank, ReduceOp, mix};
 
 /// How device memory gets from one rank to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Path {
+pub(super) enum Path {
     /// Where it is: ranks are of one process.
     Same,
     /// Where it is: ranks are of different processes.
@@ -36,16 +36,16 @@ const COUNTS: [usize; 3] = [3, 40_001, 700_000];
 ///
 /// In one process, memory is freed when all ranks have ended: to free it waits for the streams of all
 /// of them, and one of these may wait for the rank that frees.
-struct Bed {
-    world: usize,
-    devices: Vec<Arc<FakeDevice>>,
+pub(super) struct Bed {
+    pub(super) world: usize,
+    pub(super) devices: Vec<Arc<FakeDevice>>,
     /// Whether other threads of each process call the driver all the time: they free memory, load
     /// kernels, and make and end streams. All calls take a random time.
-    is_busy: bool,
+    pub(super) is_busy: bool,
 }
 
 impl Bed {
-    fn new(path: Path, world: usize) -> Bed {
+    pub(super) fn new(path: Path, world: usize) -> Bed {
         let gpu = Arc::<FakeGpu>::default();
         let processes = if matches!(path, Path::Imported | Path::Areas | Path::Peers) { world } else { 1 };
         let id = |process: usize| [if path == Path::Peers { 1 + process as u8 % 2 } else { 1 }; 16];
@@ -70,7 +70,7 @@ impl Bed {
         self.sum(FakeDevice::imports)
     }
 
-    fn run(&self, body: impl Fn(&Communicator, Rank, &Arc<FakeDevice>, StreamId) + Sync) {
+    pub(super) fn run(&self, body: impl Fn(&Communicator, Rank, &Arc<FakeDevice>, StreamId) + Sync) {
         let builder = Communicator::builder().devices(true).timeout(Duration::from_secs(60));
         let comms = builder.connect_in_process(self.world).unwrap();
         let running = AtomicUsize::new(self.world);
@@ -123,7 +123,7 @@ fn keep_busy(device: &FakeDevice, goes_on: impl Fn() -> bool) {
     }
 }
 
-fn bytes(seed: usize, dtype: DType, len: usize) -> Vec<u8> {
+pub(super) fn bytes(seed: usize, dtype: DType, len: usize) -> Vec<u8> {
     let small = |i: usize| (mix(seed as u64, i as u64) % 17) as f32 - 8.0;
     let count = len / dtype.size();
     match dtype {
@@ -134,17 +134,17 @@ fn bytes(seed: usize, dtype: DType, len: usize) -> Vec<u8> {
     }
 }
 
-fn raw(op: Op, dtype: DType, count: usize, root: Rank) -> Raw<'static> {
+pub(super) fn raw(op: Op, dtype: DType, count: usize, root: Rank) -> Raw<'static> {
     let reduces = matches!(op, Op::AllReduce | Op::Reduce | Op::ReduceScatter | Op::ReduceScatterV);
     let redop = if dtype == DType::Bool { ReduceOp::Max } else { ReduceOp::Sum };
     Raw { count, root, redop: reduces.then_some(redop), ..Raw::new(op, dtype) }
 }
 
 /// The user's view of one rank.
-struct User<'a> {
-    comm: &'a Communicator,
-    device: &'a Arc<FakeDevice>,
-    stream: StreamId,
+pub(super) struct User<'a> {
+    pub(super) comm: &'a Communicator,
+    pub(super) device: &'a Arc<FakeDevice>,
+    pub(super) stream: StreamId,
     path: Path,
     /// What is freed at the end.
     kept: Mutex<Vec<Address>>,
@@ -168,7 +168,7 @@ impl Drop for User<'_> {
 }
 
 impl<'a> User<'a> {
-    fn new(comm: &'a Communicator, device: &'a Arc<FakeDevice>, stream: StreamId, path: Path) -> User<'a> {
+    pub(super) fn new(comm: &'a Communicator, device: &'a Arc<FakeDevice>, stream: StreamId, path: Path) -> User<'a> {
         User { comm, device, stream, path, kept: Mutex::default(), free: Mutex::default(), runs: AtomicUsize::new(0) }
     }
 
@@ -220,12 +220,12 @@ impl<'a> User<'a> {
         result
     }
 
-    fn lengths(&self, raw: &Raw<'_>) -> [usize; 2] {
+    pub(super) fn lengths(&self, raw: &Raw<'_>) -> [usize; 2] {
         let call = self.call(&Raw { send: std::ptr::dangling(), recv: std::ptr::without_provenance_mut(1 << 40), ..*raw }, 0, 0);
         [call.send.len, call.recv.len]
     }
 
-    fn call(&self, raw: &Raw<'_>, send: Address, recv: Address) -> Call {
+    pub(super) fn call(&self, raw: &Raw<'_>, send: Address, recv: Address) -> Call {
         let send = if send == 0 { std::ptr::without_provenance(1 << 41) } else { std::ptr::without_provenance(send as usize) };
         let recv =
             if recv == 0 { std::ptr::without_provenance_mut(1 << 42) } else { std::ptr::without_provenance_mut(recv as usize) };
@@ -238,7 +238,7 @@ impl<'a> User<'a> {
     }
 
     /// The same on host memory, by a communicator without devices.
-    fn expected(&self, plain: &Communicator, raw: &Raw<'_>, input: &[u8]) -> Vec<u8> {
+    pub(super) fn expected(&self, plain: &Communicator, raw: &Raw<'_>, input: &[u8]) -> Vec<u8> {
         let words = |bytes: usize| vec![0u64; bytes / 8 + 1];
         let lengths = self.lengths(raw);
         let (mut send, mut recv) = (words(lengths[0]), words(lengths[1]));
@@ -251,7 +251,7 @@ impl<'a> User<'a> {
     }
 }
 
-const OPS: [Op; 8] =
+pub(super) const OPS: [Op; 8] =
     [Op::AllReduce, Op::Broadcast, Op::Reduce, Op::AllGather, Op::ReduceScatter, Op::AllToAll, Op::Gather, Op::Scatter];
 
 fn every_collective(path: Path, world: usize, dtype: DType) {
@@ -494,20 +494,6 @@ fn what_was_freed_is_opened_anew() {
         }
     });
     assert_eq!(bed.imports(), 2);
-}
-
-#[test]
-fn graphs_are_refused() {
-    let bed = Bed::new(Path::Imported, 2);
-    bed.devices.iter().for_each(|device| device.is_capturing.store(true, Ordering::SeqCst));
-    bed.run(|comm, _, device, stream| {
-        let memory: *const u8 = std::ptr::without_provenance(device.allocate(4).unwrap() as usize);
-        let raw = Raw { send: memory, recv: memory.cast_mut(), ..raw(Op::AllReduce, DType::F32, 1, 0) };
-        let mut call = comm.exec.prepare(&raw).unwrap();
-        let error = comm.exec.lend(&mut call, stream).unwrap_err();
-        assert!(error.leaves_communicator_usable() && error.to_string().contains("CUDA graph"), "{error}");
-        comm.barrier().unwrap();
-    });
 }
 
 /// With any failure of a device at any time all ranks fail, none hangs, and streams continue.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::cuda::device::{Address, Device, Extent, Handle, Reduction, StreamId};
+use crate::cuda::device::{Address, Device, Event, Extent, Handle, Reduction, StreamId};
 use crate::cuda::direct::Plan;
 use crate::cuda::lanes::Lane;
 use crate::cuda::moves::Moves;
@@ -14,7 +14,7 @@ use crate::error::{ArgumentError, Error, Result};
 use crate::exec::call::Call;
 use crate::exec::device::SHORT;
 use crate::exec::device_state::{Calling, Mode, finish};
-use crate::exec::host_area::{SEGMENT, SLOTS};
+use crate::exec::host_area::{HostArea, SEGMENT, SLOTS};
 use crate::exec::lend::{copy_kernel, kernel};
 use crate::exec::lent::{Enqueued, Gate, Given, Lent, Path, PinnedAt};
 use crate::exec::submit::Executor;
@@ -42,15 +42,23 @@ impl Executor {
         };
         let Some(first) = calls.iter().find(|call| call.lent.is_some()) else { return queue() };
         self.state.check_process(first.op)?;
+        let capture = |call: &Call| call.lent.as_ref().and_then(|lent| lent.capture);
+        if calls.iter().any(|call| capture(call) != capture(first)) {
+            let why = "a CUDA graph captures the stream of one, and not that of another".to_owned();
+            return Err(Error::Unsupported { what: "messages side by side", why });
+        }
         let mut calling = self.state.calling.lock();
         for call in calls {
             let Some(lent) = &call.lent else { continue };
             let Ready { path, gate, lane } = self.get_ready(&mut calling, call, lent, is_apart).map_err(refuse)?;
+            let captured_end = lane.as_ref().filter(|_| lent.is_captured()).map(|_| Event::new(&lent.device));
+            let captured_end = captured_end.transpose().map_err(refuse)?;
             let stream = lane.map_or(lent.stream, |lane| lane.stream.id);
-            let is_new = lent.enqueued.set(Enqueued { path, stream, gate }).is_ok();
+            let is_new = lent.enqueued.set(Enqueued { path, stream, captured_end, gate }).is_ok();
             debug_assert!(is_new, "a call is enqueued once");
             self.state.add_on_stream(lent);
         }
+        self.add_to_graph(calls).map_err(refuse)?;
         // From here on the stream has work of the calls: a failure ends the communicator.
         let lent = || calls.iter().filter_map(|call| Some((call, call.lent.as_ref()?)));
         let give = |calling: &mut Calling| -> Result<()> {
@@ -81,18 +89,32 @@ impl Executor {
     /// Makes everything that a call needs.
     fn get_ready(&self, calling: &mut Calling, call: &Call, lent: &Arc<Lent>, is_apart: bool) -> Result<Ready> {
         let device = &lent.device;
+        let is_captured = lent.is_captured();
         if !device.has_words()? {
+            if is_captured {
+                let why = "streams of this device cannot wait for the host".to_owned();
+                return Err(Error::Unsupported { what: "a collective in a CUDA graph", why });
+            }
             return self.copy_now(calling, call, lent);
         }
-        let lane = if is_apart { Some(calling.lane(device)?) } else { None };
+        let lane = match (is_apart, is_captured) {
+            (false, _) => None,
+            (true, false) => Some(calling.lane(device)?),
+            (true, true) => Some(calling.captured_lane(device)?),
+        };
         let world = self.state.layout.ranks;
         let [sends, receives] = lent.on_device;
-        let words = |rounds: usize| shared(&**device).words.take(device, rounds as u32);
+        let gate = |rounds: usize, moves, memory| -> Result<Option<Gate>> {
+            let gate = Gate::new(device, shared(&**device).words.take(device, rounds as u32)?, moves, memory);
+            Ok(Some(if is_captured { gate.replayed() } else { gate }))
+        };
         if !sends && !receives {
-            return Ok(Ready { path: Path::Turn, gate: Some(Gate::new(device, words(1)?, None, None)), lane });
+            return Ok(Ready { path: Path::Turn, gate: gate(1, None, None)?, lane });
         }
         if world == 1 && sends && receives && !call.op.is_point_to_point() {
-            return Ok(Ready { path: Path::Alone, gate: Some(Gate::new(device, words(1)?, None, None)), lane });
+            // A replay is nothing for the host.
+            let gate = if is_captured { None } else { gate(1, None, None)? };
+            return Ok(Ready { path: Path::Alone, gate, lane });
         }
         // One buffer is on the device, the other in host memory.
         let is_divided = (call.send.len > 0 && !sends) || (call.recv.len > 0 && !receives);
@@ -102,22 +124,29 @@ impl Executor {
             let memory = shared(&**device).pinned.take(device, for_send + for_recv)?;
             let at = |offset: usize| PinnedAt::of(&memory, offset);
             let path = Path::Whole { send: sends.then(|| at(0)), recv: receives.then(|| at(for_send)) };
-            return Ok(Ready { path, gate: Some(Gate::new(device, words(1)?, None, Some(memory))), lane });
+            return Ok(Ready { path, gate: gate(1, None, Some(memory))?, lane });
         }
         let mode = self.mode(calling, call, lent)?;
         let cut = call.cut(world);
+        let staged = |area: Arc<HostArea>| {
+            let cut = cut.clone().into_rounds_of(SEGMENT);
+            let gate = gate(cut.rounds, None, None)?;
+            Ok(Ready { path: Path::Staged { cut, area }, gate, lane: lane.clone() })
+        };
         match mode {
-            Mode::Staged(area) => {
-                let cut = cut.into_rounds_of(SEGMENT);
-                let gate = Gate::new(device, words(cut.rounds)?, None, None);
-                Ok(Ready { path: Path::Staged { cut, area }, gate: Some(gate), lane })
-            }
+            Mode::Staged(_) if is_captured => staged(self.area_of_graph(call, lent)?),
+            Mode::Staged(area) => staged(area),
             Mode::Direct(..) if !lent.has_kernels => {
                 let why = "its kernel could not be loaded, although those of earlier calls could".to_owned();
                 Err(Error::Unsupported { what: "a reduction on a device", why })
             }
             Mode::Direct(_, peers) => {
-                let cut = direct_rounds(cut, peers.area_len, world);
+                let captured = if is_captured { Some(self.open_for_graph(calling, call, lent, &peers)?) } else { None };
+                if let Some(None) = captured {
+                    return staged(self.area_of_graph(call, lent)?);
+                }
+                // All is in place in a graph, so one kernel moves it.
+                let cut = if is_captured { cut } else { direct_rounds(cut, peers.area_len, world) };
                 let moves = match peers.is_leader() {
                     true => {
                         let most = Plan::most_moves(world, &peers.leaders, self.state.info.rank);
@@ -125,16 +154,16 @@ impl Executor {
                     }
                     false => None,
                 };
-                let gate = Gate::new(device, words(cut.rounds)?, moves, None);
+                let gate = gate(cut.rounds, moves, None)?;
                 // Last: what is said must be sent.
-                let said = self.say(calling, call, lent, &peers);
-                Ok(Ready { path: Path::Direct { cut, peers, said: said.into() }, gate: Some(gate), lane })
+                let said = captured.flatten().unwrap_or_else(|| self.say(calling, call, lent, &peers));
+                Ok(Ready { path: Path::Direct { cut, peers, said: said.into() }, gate, lane })
             }
         }
     }
 
     /// What this rank says of its buffers in a direct call.
-    fn say(&self, calling: &mut Calling, call: &Call, lent: &Lent, peers: &Peers) -> Said {
+    pub(super) fn say(&self, calling: &mut Calling, call: &Call, lent: &Lent, peers: &Peers) -> Said {
         let device = &lent.device;
         let at = |len: usize, is_on_device: bool| match (len, is_on_device) {
             (0, _) => BufferAt::Nowhere,
@@ -254,16 +283,27 @@ impl Enqueued {
         rank: Rank,
         step: Step,
     ) -> Result<()> {
-        let Some(gate) = &self.gate else { return Ok(()) };
-        let (device, stream, words) = (&*lent.device, self.stream, gate.words());
-        gate.set_given(Given::Part);
+        let (device, stream) = (&*lent.device, self.stream);
+        let (send, recv) = (call.send.ptr.addr() as Address, call.recv.ptr.addr() as Address);
+        let lane = if lent.is_captured() { &calling.captured_lane } else { &calling.lane };
         if step == Step::Send
             && stream != lent.stream
-            && let Some(lane) = &calling.lane
+            && let Some(lane) = lane
         {
             lane.follow(lent.stream)?;
         }
-        let (send, recv) = (call.send.ptr.addr() as Address, call.recv.ptr.addr() as Address);
+        let Some(gate) = &self.gate else {
+            if matches!(self.path, Path::Alone) && step == Step::Receive && send != recv {
+                // SAFETY: the caller vouches for the buffers.
+                unsafe { device.copy(stream, send, recv, call.recv.len)? };
+            }
+            return self.mark_captured_end(step);
+        };
+        let words = gate.words();
+        gate.set_given(Given::Part);
+        if step == Step::Send && lent.is_captured() {
+            words.enqueue_rewind(device, stream)?;
+        }
         // SAFETY: the memory of the path has room for the buffers, and lives until the stream has
         // left. The caller vouches for the buffers.
         unsafe {
@@ -281,7 +321,8 @@ impl Enqueued {
                 }
                 (_, Step::Send) => return Ok(()),
                 (Path::Whole { recv: back, .. }, Step::Receive) => {
-                    if call.recv.len > 0 {
+                    // Before it comes back, the host has what is sent.
+                    if call.recv.len > 0 || lent.is_captured() {
                         words.enqueue_until_end(device, stream, 0)?;
                     }
                     if let Some(back) = *back {
@@ -303,7 +344,10 @@ impl Enqueued {
                     words.enqueue_arrived(device, stream, 0)?;
                 }
                 (Path::Staged { cut, area }, Step::Receive) => {
-                    wait_for_last(calling, lent, stream)?;
+                    // A graph has an area of its own.
+                    if !lent.is_captured() {
+                        wait_for_last(calling, lent, stream)?;
+                    }
                     let at = |round: usize| Segment::Host(area.segment(cut.world, round));
                     let segments = Segments { slots: SLOTS, at: Box::new(at) };
                     self.give_rounds(call, lent, (cut, rank), Some(&segments), None)?;
@@ -322,7 +366,15 @@ impl Enqueued {
         }
         words.enqueue_left(device, stream)?;
         gate.set_given(Given::All);
-        Ok(())
+        self.mark_captured_end(step)
+    }
+
+    /// Marks the end of a captured call, for streams that wait for it in the capture.
+    fn mark_captured_end(&self, step: Step) -> Result<()> {
+        match &self.captured_end {
+            Some(end) if step == Step::Receive => end.record(self.stream),
+            _ => Ok(()),
+        }
     }
 
     /// Enqueues the rounds of a call. Each copies to a segment and from it, or uses the buffers in

@@ -40,16 +40,19 @@ impl Executor {
         Ok(calling.mode.insert(mode).clone())
     }
 
+    /// Runs a part of a call that concerns the other ranks before the call is enqueued.
+    pub(super) fn in_turn<R>(&self, call: &Call, part: impl FnOnce(&mut OnDevices<'_>) -> Result<R>) -> Result<R> {
+        let state = &*self.state;
+        self.exclusively(call.clone(), |core| {
+            let first = state.failure.get().map(|first| Error::Revoked { first: first.clone() });
+            let result = first.map_or_else(|| part(&mut OnDevices::new(state, core, call)), Err);
+            result.map_err(|error| state.fail(core, error))
+        })
+    }
+
     fn prepare_mode(&self, call: &Call, lent: &Arc<Lent>) -> Result<Mode> {
         let device = &lent.device;
         let state = &*self.state;
-        let in_turn = |step: &dyn Fn(&mut OnDevices<'_>) -> Result<Prepared>| {
-            self.exclusively(call.clone(), |core| {
-                let first = state.failure.get().map(|first| Error::Revoked { first: first.clone() });
-                let result = first.map_or_else(|| step(&mut OnDevices::new(state, core, call)), Err);
-                result.map_err(|error| state.fail(core, error))
-            })
-        };
         // The other ranks are in the call already: this rank cannot leave it.
         let staged = |memory, place| {
             let area = HostArea::new(device, memory, place).map_err(|error| self.fail(error))?;
@@ -57,7 +60,7 @@ impl Executor {
         };
         let area = if state.may_be_direct() && lent.has_kernels { own_area(device) } else { None };
         let exported = area.as_ref().map(|(_, exported)| *exported);
-        let records = match in_turn(&|operation| operation.prepare(exported))? {
+        let records = match self.in_turn(call, |operation| operation.prepare(exported))? {
             Prepared::Staged(memory, place) => return staged(memory, place),
             Prepared::Reachable(records) => records,
         };
@@ -66,7 +69,7 @@ impl Executor {
         let areas = areas.inspect_err(|error| {
             tracing::info!(%error, "memory of other ranks cannot be reached: it passes through the host");
         });
-        match in_turn(&|operation| operation.agree_on_areas(areas.is_ok(), &records))? {
+        match self.in_turn(call, |operation| operation.agree_on_areas(areas.is_ok(), &records))? {
             Prepared::Staged(memory, place) => staged(memory, place),
             Prepared::Reachable(records) => {
                 let areas = areas.expect("all ranks have opened the areas");

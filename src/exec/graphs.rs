@@ -1,0 +1,117 @@
+//! The calls that CUDA graphs have captured. A launch of a graph does not call kolo, so the progress
+//! thread looks whether the stream of a replay has arrived at such a call.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use super::call::Call;
+use super::lent::{Gate, Given};
+use crate::cuda::device::{Device, StreamId};
+use crate::error::Result;
+
+/// The graphs that have captured calls of a communicator.
+#[derive(Default)]
+pub(crate) struct Graphs {
+    all: Mutex<Vec<Graph>>,
+    /// Whether there are any. It is looked at before the lock is taken.
+    is_any: AtomicBool,
+}
+
+struct Graph {
+    device: Arc<dyn Device>,
+    capture: u64,
+    /// Calls in the order in which they were captured: a collective, or messages side by side. Each
+    /// replay runs them in this order, also if parts of the graph run side by side. So all ranks run
+    /// them in the same order.
+    steps: Vec<Vec<Call>>,
+    /// The step that runs next.
+    next: usize,
+    /// Set when the graph and all that was instantiated from it have been destroyed.
+    is_gone: Arc<AtomicBool>,
+}
+
+impl Graphs {
+    /// Whether there are any.
+    pub(super) fn is_any(&self) -> bool {
+        self.is_any.load(Ordering::Acquire)
+    }
+
+    /// Adds calls that the graph captures to which the work of a stream goes.
+    pub(super) fn add(&self, device: &Arc<dyn Device>, (stream, capture): (StreamId, u64), calls: Vec<Call>) -> Result<()> {
+        let mut all = self.all.lock();
+        let is_it = |graph: &&mut Graph| graph.capture == capture && graph.device.id() == device.id();
+        match all.iter_mut().find(is_it) {
+            Some(graph) => graph.steps.push(calls),
+            None => {
+                let is_gone = Arc::<AtomicBool>::default();
+                device.watch_graph(stream, is_gone.clone())?;
+                all.push(Graph { device: device.clone(), capture, steps: vec![calls], next: 0, is_gone });
+            }
+        }
+        self.is_any.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Returns the calls at which a replay has arrived, and forgets graphs that are gone.
+    pub(super) fn next_arrived(&self) -> Option<Vec<Call>> {
+        if !self.is_any() {
+            return None;
+        }
+        let mut all = self.all.lock();
+        let gone: Vec<Graph> = all.extract_if(.., |graph| graph.is_gone.load(Ordering::Acquire)).collect();
+        self.is_any.store(!all.is_empty(), Ordering::Release);
+        let arrived = all.iter_mut().find_map(Graph::next_arrived);
+        drop(all);
+        gone.iter().for_each(Graph::take_back);
+        arrived
+    }
+
+    /// The communicator has ended. Its graphs can still be replayed: then their calls do nothing, and
+    /// streams that wait for them continue.
+    pub(super) fn abandon(&self) {
+        for graph in std::mem::take(&mut *self.all.lock()) {
+            let held = graph.device.held().clone();
+            held.until_left(move || {
+                let is_gone = graph.is_gone.load(Ordering::Acquire);
+                if is_gone {
+                    graph.take_back();
+                } else {
+                    graph.gates().for_each(Gate::release_replay);
+                }
+                is_gone
+            });
+        }
+        self.is_any.store(false, Ordering::Release);
+    }
+}
+
+impl Graph {
+    fn gates(&self) -> impl Iterator<Item = &Gate> {
+        self.steps.iter().flatten().filter_map(|call| call.lent.as_ref()?.gate())
+    }
+
+    fn next_arrived(&mut self) -> Option<Vec<Call>> {
+        let step = &self.steps[self.next];
+        let gates = || step.iter().filter_map(|call| call.lent.as_ref()?.gate());
+        // Messages side by side all arrive before the stream waits for one of them.
+        if !gates().all(Gate::has_replay) {
+            return None;
+        }
+        gates().for_each(Gate::begin_replay);
+        self.next = (self.next + 1) % self.steps.len();
+        Some(step.clone())
+    }
+
+    /// No stream comes to the calls any more.
+    fn take_back(&self) {
+        self.gates().filter(|gate| gate.is_given(Given::All)).for_each(|gate| gate.set_given(Given::Nothing));
+    }
+}
+
+impl Drop for Graphs {
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}
