@@ -147,6 +147,8 @@ fn nothing_is_wrong_with_a_job_in_which_one_rank_is_late() {
         let output = trace(std::slice::from_ref(&folder.0), &["--chrome", chrome.to_str().unwrap()]);
         let said = text(&output);
         assert!(output.status.success() && said.contains("no disagreement"), "{said}");
+        // No operation was on the memory of a device.
+        assert!(!said.contains("device"), "{said}");
         // World: the connection, five all-reduces, the split, which takes two where ranks share
         // memory, one more all-reduce. The row of ranks 0 and 2: connection, barrier.
         let split = if task == "tcp" { 1 } else { 2 };
@@ -263,6 +265,39 @@ fn children(of: u32) -> Vec<u32> {
 #[cfg(unix)]
 fn has_connected(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("memfd:kolo"))
+}
+
+#[test]
+fn the_paths_on_devices_are_said() {
+    let folder = Folder::new("devices");
+    std::fs::create_dir_all(&folder.0).unwrap();
+    let mut files = Vec::new();
+    for comm in Communicator::in_process(4).unwrap() {
+        let path = folder.0.join(format!("rank{}.json", comm.rank()));
+        comm.dump_trace(&path).unwrap();
+        // No device is here, so the counts of all ranks are 0. Rank 3 has taken another path than
+        // ranks 0 and 1, and rank 2 has none.
+        let none = r#""devices": {"whole": 0, "staged": 0, "in_place": 0, "through_areas": 0, "copied": 0}"#;
+        let counts = match comm.rank() {
+            2 => none.to_owned(),
+            3 => none.replace(r#""staged": 0"#, r#""staged": 8"#),
+            _ => none.replace(r#""in_place": 0"#, r#""in_place": 6"#).replace(r#""through_areas": 0"#, r#""through_areas": 2"#),
+        };
+        let whole = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(whole.matches(none).count(), 1, "{whole}");
+        std::fs::write(&path, whole.replace(none, &counts)).unwrap();
+        files.push(path);
+    }
+    let said = said(&files);
+    let section = "paths of operations on the memory of devices:\n  \
+        world, ranks 0, 1: 6 in place, 2 through areas\n  \
+        world, rank 3: 8 staged\n";
+    assert!(said.ends_with(section), "{said}");
+    let chrome = folder.0.join("chrome");
+    assert!(trace(&files, &["--chrome", chrome.to_str().unwrap()]).status.success());
+    let chrome = std::fs::read_to_string(chrome).unwrap();
+    assert!(chrome.contains("world, rank 0 of 4 (on devices: 6 in place, 2 through areas)"), "{chrome}");
+    assert!(chrome.contains(r#""world, rank 2 of 4""#), "{chrome}");
 }
 
 #[test]

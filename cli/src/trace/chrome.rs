@@ -24,7 +24,10 @@ pub(crate) fn write(job: &Job, file: &Path) -> Result<(), String> {
         events.push(json!({"ph": "M", "name": "process_sort_index", "pid": dump.rank, "args": {"sort_index": dump.rank}}));
         let written = job.time(at, dump.clock.monotonic_ns);
         for (track, communicator) in dump.communicators.iter().enumerate() {
-            let name = format!("{}, rank {} of {}", communicator.name(), communicator.rank, communicator.ranks.len());
+            let mut name = format!("{}, rank {} of {}", communicator.name(), communicator.rank, communicator.ranks.len());
+            if !communicator.devices.are_unused() {
+                name += &format!(" (on devices: {})", communicator.devices);
+            }
             events.push(json!({"ph": "M", "name": "thread_name", "pid": dump.rank, "tid": track, "args": {"name": name}}));
             for (number, operation) in communicator.operations.iter().enumerate() {
                 // An operation in flight ends when the file was written.

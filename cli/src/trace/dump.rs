@@ -43,7 +43,21 @@ pub(crate) struct Communicator {
     /// The communicator's ranks as ranks of the job.
     pub(crate) ranks: Vec<usize>,
     pub(crate) failure: Option<Failure>,
+    /// Not in files of early builds.
+    #[serde(default)]
+    pub(crate) devices: Devices,
     pub(crate) operations: Vec<Operation>,
+}
+
+/// How many operations on the memory of devices took each path, as `kolo::DeviceStats` has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Devices {
+    pub(crate) in_place: u64,
+    pub(crate) through_areas: u64,
+    pub(crate) staged: u64,
+    pub(crate) whole: u64,
+    pub(crate) copied: u64,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -151,6 +165,25 @@ impl Operation {
     }
 }
 
+impl Devices {
+    /// Returns whether no operation was on the memory of a device.
+    pub(crate) fn are_unused(&self) -> bool {
+        *self == Devices::default()
+    }
+}
+
+/// Names the paths that were taken.
+impl std::fmt::Display for Devices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Devices { in_place, through_areas, staged, whole, copied } = *self;
+        let paths =
+            [(in_place, "in place"), (through_areas, "through areas"), (staged, "staged"), (whole, "whole"), (copied, "copied")];
+        let taken: Vec<String> =
+            paths.into_iter().filter(|(count, _)| *count > 0).map(|(count, path)| format!("{count} {path}")).collect();
+        f.write_str(&taken.join(", "))
+    }
+}
+
 impl std::fmt::Display for Call {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.op)?;
@@ -180,6 +213,22 @@ mod tests {
         "communicators": [{"id": "0000", "rank": 1, "ranks": [0, 1], "begun": 1, "failure": null, "operations": [
         {"seq": 1, "op": "send", "dtype": "u8", "count": 3, "redop": null, "peer": 0, "counts": 0, "bytes": 3,
         "algorithm": null, "start_ns": 1, "end_ns": null, "outcome": "under way"}]}]}"#;
+
+    #[test]
+    fn paths_on_devices_are_read_if_the_file_has_them() {
+        let devices = |with: &str| {
+            let file = GOOD.replace("\"failure\": null", &format!("\"failure\": null{with}"));
+            Dump::parse(file.as_bytes()).unwrap().communicators[0].devices
+        };
+        assert!(devices("").are_unused());
+        let all = devices(
+            ", \"devices\": {\"whole\": 1, \"staged\": 2, \"in_place\": 3, \"through_areas\": 4, \"copied\": 5, \"new\": 6}",
+        );
+        assert_eq!(all.to_string(), "3 in place, 4 through areas, 2 staged, 1 whole, 5 copied");
+        let some = devices(", \"devices\": {\"whole\": 0, \"staged\": 7}");
+        assert!(!some.are_unused());
+        assert_eq!(some.to_string(), "7 staged");
+    }
 
     #[test]
     fn what_is_wrong_with_a_file_is_said() {

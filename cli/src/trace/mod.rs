@@ -12,7 +12,7 @@ use crate::complain;
 use crate::units::{count, show_ranks, show_seconds};
 use crate::{files, say};
 use analysis::{Disagreement, Job, Lateness};
-use dump::{Dump, Operation, Outcome};
+use dump::{Devices, Dump, Operation, Outcome};
 
 /// Arguments of `kolo trace`.
 #[derive(ClapArgs)]
@@ -50,6 +50,7 @@ pub(crate) fn trace(args: &Args) -> Result<(), String> {
         None => say("no disagreement: the records of all ranks match"),
     }
     lateness(&job);
+    paths_on_devices(&job);
     if let Some(file) = &args.chrome {
         chrome::write(&job, file)?;
     }
@@ -207,4 +208,27 @@ fn lateness(job: &Job) {
             show_seconds(*most as f64 * 1e-9),
         ));
     }
+}
+
+/// Ranks with the same counts share a line.
+fn paths_on_devices(job: &Job) {
+    let mut lines = Vec::new();
+    for views in job.communicators().into_values() {
+        let mut counted: Vec<(Devices, Vec<usize>)> = Vec::new();
+        for (at, communicator) in views.values().filter(|(_, communicator)| !communicator.devices.are_unused()) {
+            let rank = job.dumps[*at].rank;
+            match counted.iter_mut().find(|(devices, _)| *devices == communicator.devices) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => counted.push((communicator.devices, vec![rank])),
+            }
+        }
+        let name = views.values().next().expect("a rank has the communicator").1.name();
+        lines.extend(counted.iter().map(|(devices, ranks)| format!("  {name}, {}: {devices}", show_ranks(ranks))));
+    }
+    if lines.is_empty() {
+        return;
+    }
+    say("");
+    say("paths of operations on the memory of devices:");
+    lines.iter().for_each(|line| say(line));
 }
