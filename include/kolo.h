@@ -238,6 +238,24 @@ typedef struct kolo_store_t {
   int32_t is_private;
 } kolo_store_t;
 
+// What a communicator has done so far, on this rank: how many operations on the memory of GPUs took
+// each path. Set `size` to `sizeof(kolo_comm_stats_t)` before kolo_comm_stats.
+typedef struct kolo_comm_stats_t {
+  // In: the `sizeof` of this struct in the caller's header.
+  size_t size;
+  // As a whole through host memory: short operations, and messages.
+  uint64_t device_whole;
+  // In rounds through host memory.
+  uint64_t device_staged;
+  // By kernels, with the buffers of all ranks where they are.
+  uint64_t device_in_place;
+  // By kernels, with data of at least one rank in its area on the GPU.
+  uint64_t device_through_areas;
+  // As a whole through host memory, copied while the call waits, because streams cannot wait for
+  // the host.
+  uint64_t device_copied;
+} kolo_comm_stats_t;
+
 // A reduction of the elements of several ranks. The numbers up to 4 are NCCL's.
 typedef int32_t kolo_redop_t;
 
@@ -821,6 +839,10 @@ kolo_result_t kolo_comm_has_devices(kolo_comm_t comm, int32_t *has);
 // Sets `*result` to KOLO_OK if the communicator works, otherwise to the result of the operation
 // that ended it. Does not wait.
 kolo_result_t kolo_comm_get_async_error(kolo_comm_t comm, kolo_result_t *result);
+
+// Fills in what the communicator has done so far. An operation counts when it has completed. Any
+// thread may call this, also while operations are in flight.
+kolo_result_t kolo_comm_stats(kolo_comm_t comm, struct kolo_comm_stats_t *stats);
 
 // Reduces the `send` buffers of all ranks element by element, and writes the result to `recv` on
 // all ranks. Each buffer has `count` elements. All ranks get the same bits. In place if `send ==

@@ -30,6 +30,7 @@ mod reducer;
 mod reducer_config;
 mod registry;
 mod sized;
+mod statistics;
 mod store;
 mod unique_id;
 mod version;

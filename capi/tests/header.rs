@@ -7,7 +7,7 @@ use std::path::Path;
 use cbindgen::{Builder, Config, DocumentationStyle, Language, Style};
 
 /// In the order of the header.
-const SOURCES: [&str; 16] = [
+const SOURCES: [&str; 17] = [
     "version",
     "codes",
     "error",
@@ -17,6 +17,7 @@ const SOURCES: [&str; 16] = [
     "unique_id",
     "store",
     "communicator",
+    "statistics",
     "collectives",
     "work",
     "nonblocking",

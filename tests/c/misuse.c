@@ -28,6 +28,28 @@ static void trace(void) {
   remove(path);
 }
 
+/* All memory here is the host's, so no operation took a path on devices. */
+static void counts_of_paths(void) {
+  union {
+    kolo_comm_stats_t stats;
+    unsigned char bytes[sizeof(kolo_comm_stats_t) + 8];
+  } longer;
+  kolo_comm_stats_t stats;
+  memset(&stats, 0xaa, sizeof stats);
+  stats.size = 0;
+  REFUSED(KOLO_ERR_ARGUMENT, "stats->size", kolo_comm_stats(comm, &stats));
+  stats.size = sizeof stats;
+  OK(kolo_comm_stats(comm, &stats));
+  CHECK(stats.size == sizeof stats);
+  CHECK(stats.device_whole == 0 && stats.device_staged == 0 && stats.device_copied == 0);
+  CHECK(stats.device_in_place == 0 && stats.device_through_areas == 0);
+  /* The struct of a later header. */
+  memset(&longer, 0xaa, sizeof longer);
+  longer.stats.size = sizeof longer;
+  OK(kolo_comm_stats(comm, &longer.stats));
+  CHECK(longer.stats.device_copied == 0 && longer.bytes[sizeof stats] == 0xaa);
+}
+
 static void wrong_arguments(void) {
   float a[8] = {0}, b[8] = {0}, *many = a;
   size_t *counts = (size_t *)allocate(sizeof(size_t) * (size_t)world);
@@ -58,11 +80,13 @@ static void wrong_arguments(void) {
     REFUSED(KOLO_ERR_ARGUMENT, "newcomm is not aligned", kolo_comm_split(comm, 0, 0, (kolo_comm_t *)memory));
     REFUSED(KOLO_ERR_ARGUMENT, "source is not aligned", kolo_recv_any(a, 1, KOLO_FLOAT32, place, comm, NULL));
     REFUSED(KOLO_ERR_ARGUMENT, "work is not aligned", kolo_start_barrier(comm, NULL, (kolo_work_t *)memory));
+    REFUSED(KOLO_ERR_ARGUMENT, "stats is not aligned", kolo_comm_stats(comm, (kolo_comm_stats_t *)memory));
     REFUSED(KOLO_ERR_ARGUMENT, "error is not aligned", kolo_last_error(comm, (kolo_error_t *)memory));
   }
   REFUSED(KOLO_ERR_ARGUMENT, "work is null", kolo_start_barrier(comm, NULL, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "rank is null", kolo_comm_rank(comm, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "has is null", kolo_comm_has_devices(comm, NULL));
+  REFUSED(KOLO_ERR_ARGUMENT, "stats is null", kolo_comm_stats(comm, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "comm is null", kolo_comm_init_env(NULL, NULL));
   REFUSED(KOLO_ERR_ARGUMENT, "path is null", kolo_comm_dump_trace(comm, NULL));
   REFUSED(KOLO_ERR_SETTING, "/no/such/folder", kolo_comm_dump_trace(comm, "/no/such/folder/x"));
@@ -405,6 +429,7 @@ int main(void) {
   my_rank = rank;
   world = count;
   trace();
+  counts_of_paths();
   wrong_arguments();
   wrong_handles();
   wrong_groups();
