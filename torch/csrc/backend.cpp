@@ -213,6 +213,25 @@ c10d::ErrorType ProcessGroupKolo::getError() {
   return c10d::ErrorType::SUCCESS;
 }
 
+kolo_comm_stats_t ProcessGroupKolo::stats() const {
+  TORCH_CHECK_VALUE(collectives_.comm != nullptr, "stats: the process group has no communicator; it has ended, or has no members yet");
+  kolo_comm_stats_t sum{};
+  for (const Channel* channel : {&collectives_, &messages_}) {
+    // A group of one rank has no messages.
+    if (channel->comm != nullptr) {
+      kolo_comm_stats_t stats{};
+      stats.size = sizeof(stats);
+      check(kolo_comm_stats(channel->comm, &stats), *members_);
+      sum.device_whole += stats.device_whole;
+      sum.device_staged += stats.device_staged;
+      sum.device_in_place += stats.device_in_place;
+      sum.device_through_areas += stats.device_through_areas;
+      sum.device_copied += stats.device_copied;
+    }
+  }
+  return sum;
+}
+
 c10::intrusive_ptr<c10d::Backend> ProcessGroupKolo::split(
     const c10::intrusive_ptr<c10d::Store>& store,
     const std::vector<int>& ranks,

@@ -82,6 +82,8 @@ class ProcessGroupKolo final : public c10d::Backend {
   bool has_devices() const {
     return has_devices_;
   }
+  // What the communicators have done so far, together.
+  kolo_comm_stats_t stats() const;
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;

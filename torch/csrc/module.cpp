@@ -31,12 +31,25 @@ c10::intrusive_ptr<ProcessGroupKolo> create(
   return c10::make_intrusive<ProcessGroupKolo>(dist.store, dist.group_rank, dist.group_size, std::move(options));
 }
 
+py::dict stats(const ProcessGroupKolo& group) {
+  const kolo_comm_stats_t stats = group.stats();
+  py::dict device, all;
+  device["whole"] = stats.device_whole;
+  device["staged"] = stats.device_staged;
+  device["in_place"] = stats.device_in_place;
+  device["through_areas"] = stats.device_through_areas;
+  device["copied"] = stats.device_copied;
+  all["device"] = device;
+  return all;
+}
+
 } // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.attr("kolo_version") = kolo_version();
   py::class_<ProcessGroupKolo, c10::intrusive_ptr<ProcessGroupKolo>, c10d::Backend> group(module, "ProcessGroupKolo");
   group.def_property_readonly("has_devices", &ProcessGroupKolo::has_devices);
+  group.def("stats", &stats);
   // Older versions of PyTorch have this for their own backends only.
   group.def_property_readonly("options", &ProcessGroupKolo::getBackendOptions);
   // Ranks outside a new group take no part, because kolo's groups find each other at the store.

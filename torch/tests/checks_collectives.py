@@ -951,6 +951,30 @@ def profiles(group):
 
 
 @check
+def no_path_on_devices_is_counted_for_host_memory(group):
+    import torch_kolo
+
+    none = {"device": dict.fromkeys(["whole", "staged", "in_place", "through_areas", "copied"], 0)}
+    rank, world = dist.get_rank(), dist.get_world_size()
+    dist.all_reduce(torch.ones(300_001), group=group)
+    if rank < 2:
+        dist.send(torch.ones(5), 1) if rank == 0 else dist.recv(torch.ones(5), 0)
+    assert torch_kolo.stats(group) == torch_kolo.stats() == none
+    # A group of one rank, and a group that has ended.
+    alone = [dist.new_group([only]) for only in range(world)][rank]
+    assert torch_kolo.stats(alone) == none
+    alone._get_backend(torch.device("cpu")).shutdown()
+    try:
+        torch_kolo.stats(alone)
+    except ValueError as error:
+        # PyTorch's wrapper for DETAIL no longer knows the backend in Python then.
+        assert "ended" in str(error) or dist.get_debug_level() == dist.DebugLevel.DETAIL, error
+    else:
+        raise AssertionError("not refused")
+    dist.destroy_process_group(alone)
+
+
+@check
 def detailed_debugging(group):
     """Checks that the setting is on, for the tests that need it."""
     if is_in_python(group):

@@ -32,6 +32,7 @@ DEBUGGED = [
     "futures",
     "fsdp_equals_gloo",
     "detailed_debugging",
+    "no_path_on_devices_is_counted_for_host_memory",
     "groups_that_an_exception_leaves",
     "a_batch_of_messages_that_is_refused",
     "a_callback_that_calls_collectives",

@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 
-__all__ = ["Options", "ProcessGroupKolo"]
+__all__ = ["Options", "ProcessGroupKolo", "stats"]
 
 
 @functools.cache
@@ -71,6 +71,26 @@ def _create_for(store, rank, size, timeout):
     options = _DistributedBackendOptions()
     options.store, options.group_rank, options.group_size, options.timeout = store, rank, size, timeout
     return _create(options, None)
+
+
+def stats(group=None):
+    """Returns how many operations of a process group on the memory of devices took each path, on this
+    rank: ``{"device": {"whole": 0, "staged": 0, "in_place": 0, "through_areas": 0, "copied": 0}}``.
+    Without a group it is the default group. An operation counts when it has completed.
+    """
+    import torch.distributed as dist
+
+    if group is None:
+        group = dist.distributed_c10d._get_default_group()
+    backends = [group._get_backend(device) for device in group._device_types]
+    # With TORCH_DISTRIBUTED_DEBUG=DETAIL, PyTorch wraps each backend.
+    backends = [getattr(backend, "wrapped_pg", backend) for backend in backends]
+    # Several devices may have one backend.
+    of_kolo = {id(backend): backend for backend in backends if isinstance(backend, _load().ProcessGroupKolo)}
+    if not of_kolo:
+        raise ValueError("stats: no backend of the process group is kolo; make the group with the backend kolo")
+    counted = [backend.stats()["device"] for backend in of_kolo.values()]
+    return {"device": {path: sum(each[path] for each in counted) for path in counted[0]}}
 
 
 def register():

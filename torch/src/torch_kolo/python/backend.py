@@ -269,6 +269,19 @@ class ProcessGroupKolo(Base):
                 return ErrorType.REMOTE_ERROR if result.value == library.ERR_PEER else ErrorType.COMM_ERROR
         return ErrorType.SUCCESS
 
+    def stats(self):
+        if not self.collectives.comm:
+            raise ValueError("stats: the process group has no communicator; it has ended")
+        device = dict.fromkeys(("whole", "staged", "in_place", "through_areas", "copied"), 0)
+        for channel in (self.collectives, self.messages):
+            # A group of one rank has no messages.
+            if channel.comm:
+                counted = library.CommStats(size=ctypes.sizeof(library.CommStats))
+                check(library.comm_stats(channel.comm, counted), self.members)
+                for path in device:
+                    device[path] += getattr(counted, f"device_{path}")
+        return {"device": device}
+
     def split(self, store, ranks, opts):
         if self._rank not in ranks:
             return None

@@ -79,6 +79,18 @@ class Config(ctypes.Structure):
 
 CONFIG_VERSION = 1
 
+
+class CommStats(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("device_whole", c_uint64),
+        ("device_staged", c_uint64),
+        ("device_in_place", c_uint64),
+        ("device_through_areas", c_uint64),
+        ("device_copied", c_uint64),
+    ]
+
+
 StoreSet = CFUNCTYPE(c_int32, c_void_p, c_char_p, c_void_p, c_size_t, c_uint64)
 StoreGet = CFUNCTYPE(c_int32, c_void_p, c_char_p, c_uint64, c_void_p)
 StoreClaim = CFUNCTYPE(c_int32, c_void_p, c_char_p, c_void_p, c_size_t, c_uint64, c_void_p)
@@ -166,6 +178,7 @@ comm_destroy = _function("comm_destroy", Handle)
 comm_count = _function("comm_count", Handle, POINTER(c_int32))
 comm_rank = _function("comm_rank", Handle, POINTER(Rank))
 comm_transport = _function("comm_transport", Handle, POINTER(c_char_p))
+comm_stats = _function("comm_stats", Handle, POINTER(CommStats))
 comm_has_devices = _function("comm_has_devices", Handle, POINTER(c_int32))
 comm_get_async_error = _function("comm_get_async_error", Handle, POINTER(c_int32))
 
