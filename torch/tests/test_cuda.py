@@ -31,6 +31,10 @@ PATHS = {
 }
 CASES = [(2, "direct"), (4, "direct"), (2, "staged"), (2, "host")]
 
+# The paths of kolo's operations in each of these, as torch_kolo.stats() names them: those of large
+# ones, and that of small ones and messages. torch_kolo's own copies are no operation on a device.
+COUNTED = {"direct": {"in_place", "through_areas", "whole"}, "staged": {"staged", "whole"}, "host": set()}
+
 
 def device_of(rank):
     device = torch.device("cuda", rank % torch.cuda.device_count())
@@ -43,6 +47,19 @@ def note(what, seconds):
     if file := os.environ.get("KOLO_GPU_FIGURES"):
         with open(file, "a") as figures:
             print(json.dumps({"what": what, "seconds": round(seconds, 4)}), file=figures)
+
+
+def reach_each_other(world):
+    """Whether the GPUs of all ranks can reach each other's memory, without which no path is direct."""
+    gpus = range(min(world, torch.cuda.device_count()))
+    return all(torch.cuda.can_device_access_peer(one, other) for one in gpus for other in gpus if one != other)
+
+
+def paths_taken():
+    """How many operations of the default group took each path. Those before a barrier have been counted."""
+    import torch_kolo
+
+    return {path: count for path, count in torch_kolo.stats()["device"].items() if count}
 
 
 # ---- Every collective, as on the host ----
@@ -143,6 +160,29 @@ def large_ones(rank, world, device):
     dist.reduce(tensor, dst=0)
     assert (tensor == (total(world) if rank == 0 else rank + 1)).all()
     dist.all_reduce(torch.zeros(0, device=device))
+
+
+def one_tensor_again_and_again(rank, world, device):
+    """The other ranks open the memory of a tensor in its first operations, and then use it where it is."""
+    import torch.distributed as dist
+
+    calls = 10
+    tensor = torch.empty(MANY, device=device)
+    for _ in range(calls):
+        tensor.fill_(rank + 1.0)
+        dist.all_reduce(tensor)
+        assert (tensor == total(world)).all()
+    dist.barrier()
+    took = paths_taken()
+    if not has_devices(device):
+        assert not took, took
+    elif os.environ.get("KOLO_DEVICE_PATH") == "staged":
+        assert took == {"staged": calls}, took
+    elif reach_each_other(world):
+        assert took.get("in_place", 0) >= calls / 2, took
+        assert took["in_place"] + took.get("through_areas", 0) == calls, took
+    else:
+        raise NotRun("direct access: the GPUs do not reach each other's memory")
 
 
 def not_contiguous(rank, world, device):
@@ -481,6 +521,9 @@ def run_programs(rank, world, names, folder, path):
             assert has_devices(device) == (path != "host"), "kolo was built without devices, or finds no driver"
             PROGRAMS[name](rank, world, device)
             dist.barrier()
+            if path != "direct" or reach_each_other(world):
+                took = paths_taken()
+                assert took.keys() <= COUNTED[path], f"operations took another path than {path}: {took}"
             outcomes[name] = None
         except NotRun as why:
             outcomes[name] = f"NOT RUN: {why}"
@@ -502,6 +545,7 @@ PROGRAMS = {
     program.__name__: program
     for program in (
         large_ones,
+        one_tensor_again_and_again,
         not_contiguous,
         coalesced,
         messages,
