@@ -39,7 +39,7 @@ pub(super) enum Mode {
 impl Drop for Calling {
     fn drop(&mut self) {
         self.lane.take().into_iter().for_each(retire);
-        if let Some(lane) = self.captured_lane.take() {
+        if let Some(lane) = self.captured_lane.take().filter(|lane| lane.device.held().is_own()) {
             match lane.device.capture(lane.stream.id) {
                 Ok(None) => retire(lane),
                 // The work of a stream that is captured cannot be queried.

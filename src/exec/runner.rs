@@ -89,8 +89,11 @@ impl Runner {
     /// there only after a replay. Returns false if there is another next task then, or none.
     fn is_next_ready(&self, core: &mut Core, turn: &Turn<'_>) -> bool {
         let shared = &self.shared;
+        if !shared.graphs.is_any() {
+            return true;
+        }
         let next = turn.peek(|call| call.lent.clone().map(|lent| (call.clone(), lent))).flatten();
-        let Some((call, lent)) = next.filter(|(_, lent)| shared.graphs.is_any() && !lent.has_arrived()) else { return true };
+        let Some((call, lent)) = next.filter(|(_, lent)| !lent.has_arrived()) else { return true };
         let replayed = RefCell::new(None);
         let is_there = |gate: &Gate| {
             let has_arrived = gate.words().has_arrived(0);
