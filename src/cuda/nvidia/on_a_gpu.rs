@@ -289,3 +289,60 @@ fn moves_are_told_after_the_launch() {
     shared(&*gpu).words.give_back(words);
     assert!(shared(&*gpu).pinned.give_back(list).is_none());
 }
+
+/// Words are captured in a graph, whose replays and whose end are noticed.
+#[test]
+fn a_graph_is_replayed() {
+    let Some(gpu) = gpu() else { return };
+    let stream = Stream::new(&gpu).unwrap();
+    let words = shared(&*gpu).words.take(&gpu, 1).unwrap();
+    let expect = |result: CUresult| assert_eq!(result, CUresult::CUDA_SUCCESS, "{}", describe(result));
+    let (mut context, mut graph, mut replayed) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the calls write to variables of this function. The primary context lives as long as the
+    // process.
+    unsafe {
+        expect(cu::cuDevicePrimaryCtxRetain(&mut context, 0));
+        expect(cu::cuCtxSetCurrent(context));
+        expect(cu::cuStreamBeginCapture_v2(raw(stream.id), cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL));
+    }
+    assert!(gpu.capture(stream.id).unwrap().is_some());
+    let is_gone = Arc::new(AtomicBool::new(false));
+    gpu.watch_graph(stream.id, is_gone.clone()).unwrap();
+    // What a call may do in a capture.
+    drop(Event::new(&gpu).unwrap());
+    let list = shared(&*gpu).pinned.take(&gpu, 4 << 20).unwrap();
+    words.enqueue_rewind(&*gpu, stream.id).unwrap();
+    words.enqueue_arrived(&*gpu, stream.id, 0).unwrap();
+    words.enqueue_until_go(&*gpu, stream.id, 0).unwrap();
+    words.enqueue_done(&*gpu, stream.id, 0).unwrap();
+    words.enqueue_until_end(&*gpu, stream.id, 0).unwrap();
+    words.enqueue_left(&*gpu, stream.id).unwrap();
+    // SAFETY: as above; the graph is destroyed below.
+    unsafe {
+        expect(cu::cuStreamEndCapture(raw(stream.id), &mut graph));
+        expect(cu::cuGraphInstantiateWithFlags(&mut replayed, graph, 0));
+    }
+    assert_eq!(gpu.capture(stream.id).unwrap(), None);
+    for _ in 0..3 {
+        assert!(!words.has_arrived(0));
+        // SAFETY: the graph is not destroyed before its replay has ended.
+        expect(unsafe { cu::cuGraphLaunch(replayed, raw(stream.id)) });
+        until(|| words.has_arrived(0));
+        assert!(!words.is_done(0));
+        words.go(0);
+        until(|| words.is_done(0));
+        assert!(!words.has_left());
+        words.end_replay();
+        until(|| words.has_left());
+        words.rewind_left();
+    }
+    assert!(!is_gone.load(Ordering::Acquire));
+    // SAFETY: no replay runs.
+    unsafe {
+        expect(cu::cuGraphExecDestroy(replayed));
+        expect(cu::cuGraphDestroy(graph));
+    }
+    until(|| is_gone.load(Ordering::Acquire));
+    shared(&*gpu).words.give_back(words);
+    _ = shared(&*gpu).pinned.give_back(list);
+}
