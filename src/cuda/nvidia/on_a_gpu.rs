@@ -208,8 +208,12 @@ fn pinned_memory_is_copied() {
 fn a_stream_and_the_host_wait_for_each_other() {
     let Some(gpu) = gpu() else { return };
     assert!(gpu.has_words().unwrap(), "streams of this GPU can wait for words");
+    // What earlier tests and rounds have dropped is not destroyed meanwhile.
+    let _enqueueing = gpu.held().enqueueing();
     for is_released in [false, true] {
         let (stream, other) = (Stream::new(&gpu).unwrap(), Stream::new(&gpu).unwrap());
+        // Made now: later it would wait for the stream that is held back.
+        let event = Event::new(&gpu).unwrap();
         let words = shared(&*gpu).words.take(&gpu, 2).unwrap();
         for round in 0..2 {
             words.enqueue_arrived(&*gpu, stream.id, round).unwrap();
@@ -220,7 +224,8 @@ fn a_stream_and_the_host_wait_for_each_other() {
         words.enqueue_left(&*gpu, stream.id).unwrap();
         until(|| words.has_arrived(0));
         // Other streams continue.
-        until_done(&mark(&gpu, &other));
+        event.record(other.id).unwrap();
+        until_done(&event);
         assert!(!words.is_done(0));
         if is_released {
             words.release();
@@ -244,6 +249,7 @@ fn a_stream_and_the_host_wait_for_each_other() {
 fn memory_is_freed_while_a_stream_is_held_back() {
     let Some(gpu) = gpu() else { return };
     let stream = Stream::new(&gpu).unwrap();
+    let _enqueueing = gpu.held().enqueueing();
     let words = shared(&*gpu).words.take(&gpu, 1).unwrap();
     let address = gpu.allocate(1 << 20).unwrap();
     words.enqueue_arrived(&*gpu, stream.id, 0).unwrap();
@@ -270,6 +276,7 @@ fn moves_are_told_after_the_launch() {
     let memories = [0, 1, 2].map(|_| Memory::new(&gpu, 4 * count).unwrap());
     memories.iter().for_each(|memory| put(&gpu, &stream, &content, memory.address));
     let list = shared(&*gpu).pinned.take(&gpu, Moves::bytes(2)).unwrap();
+    let _enqueueing = gpu.held().enqueueing();
     let words = shared(&*gpu).words.take(&gpu, 1).unwrap();
     words.enqueue_until_go(&*gpu, stream.id, 0).unwrap();
     // SAFETY: the list stays until the stream has left.
