@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use super::held::Held;
@@ -25,6 +26,12 @@ pub(crate) type Handle = [u8; 64];
 
 /// The identity of a device, which is unique over all hosts and processes.
 pub(crate) type DeviceId = [u8; 16];
+
+/// Returns the identity of a device as `nvidia-smi -L` prints it.
+pub(crate) fn uuid(id: &DeviceId) -> String {
+    let hex = |range: Range<usize>| id[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    format!("GPU-{}-{}-{}-{}-{}", hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16))
+}
 
 /// An allocation, of which a buffer is a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,12 +1,12 @@
 //! The memory of a fake GPU, and what a process has opened of other processes' allocations.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::cuda::device::{Address, Extent, Handle};
+use crate::cuda::device::{Address, DeviceId, Extent, Handle};
 use crate::types::mix;
 
 /// This bit is set in all addresses of the device: no host has memory there.
@@ -28,6 +28,8 @@ struct Allocation {
     memory: Box<[u64]>,
     len: usize,
     id: u64,
+    /// The device that has it.
+    device: DeviceId,
     /// Whether peers cannot reach it.
     is_hidden: bool,
 }
@@ -56,6 +58,9 @@ impl FakeGpu {
         if address & IMPORTED != 0 && !opened.is_open(start, allocation.id) {
             return Err("the memory is not open".to_owned());
         }
+        if allocation.device != opened.device && opened.loses_writes.load(Ordering::SeqCst) {
+            return Ok(opened.nowhere(len));
+        }
         Ok(allocation.memory.as_mut_ptr().cast::<u8>().wrapping_add(offset))
     }
 
@@ -79,11 +84,11 @@ impl FakeGpu {
         self.allocations.lock().get_mut(&address).expect("the memory was allocated").is_hidden = true;
     }
 
-    pub(super) fn allocate(&self, len: usize) -> Address {
+    pub(super) fn allocate(&self, device: DeviceId, len: usize) -> Address {
         let mut memory = vec![0u64; len.div_ceil(8) + 1].into_boxed_slice();
         let base = memory.as_mut_ptr().addr() as u64 | OF_DEVICE;
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        self.allocations.lock().insert(base, Allocation { memory, len, id, is_hidden: false });
+        self.allocations.lock().insert(base, Allocation { memory, len, id, device, is_hidden: false });
         base
     }
 
@@ -118,16 +123,37 @@ fn numbers(handle: &Handle) -> (u64, u64) {
     (number(0), number(8))
 }
 
-/// What a process has opened.
-#[derive(Default)]
+/// What a process has opened on a device.
 pub(super) struct Opened {
+    device: DeviceId,
     /// By base address, the number of the allocation.
     allocations: Mutex<HashMap<u64, u64>>,
     /// The number of imports so far.
     pub(super) imports: AtomicUsize,
+    /// Whether what the device writes to memory of other devices is lost.
+    pub(super) loses_writes: AtomicBool,
+    /// What was lost.
+    lost: Mutex<Vec<Box<[u64]>>>,
 }
 
 impl Opened {
+    pub(super) fn new(device: DeviceId) -> Opened {
+        Opened {
+            device,
+            allocations: Mutex::default(),
+            imports: AtomicUsize::new(0),
+            loses_writes: AtomicBool::new(false),
+            lost: Mutex::default(),
+        }
+    }
+
+    /// Returns memory that nothing else reads.
+    fn nowhere(&self, len: usize) -> *mut u8 {
+        let mut lost = self.lost.lock();
+        lost.push(vec![0; len.div_ceil(8)].into());
+        lost.last_mut().expect("it was pushed").as_mut_ptr().cast()
+    }
+
     pub(super) fn open(&self, base: Address, handle: &Handle) -> Result<(), &'static str> {
         let (_, id) = numbers(handle);
         let mut allocations = self.allocations.lock();

@@ -9,6 +9,8 @@
 //! - Kernels of two processes never run at once.
 //! - An access to memory that is not there is an error that stays: all later calls fail, and the
 //!   work of all streams is lost.
+//! - What a device writes to another one may be lost, although they report that they reach each
+//!   other, if a test asks for it.
 //! - Memory of pools cannot be opened by other processes. A process opens an allocation once, and
 //!   not while it has open what was freed at the same address.
 //!
@@ -84,7 +86,7 @@ impl FakeDevice {
 
     /// A process on a GPU, or on one of several that share their memory.
     pub(crate) fn on(gpu: &Arc<FakeGpu>, id: DeviceId) -> FakeDevice {
-        let opened = Arc::<Opened>::default();
+        let opened = Arc::new(Opened::new(id));
         FakeDevice {
             id,
             streams: Streams::new(gpu, &opened),
@@ -184,6 +186,11 @@ impl FakeDevice {
         sender
     }
 
+    /// Keeps all kernels on the GPU from running until the result is dropped.
+    pub(crate) fn hold_back_kernels(&self) -> impl Drop {
+        self.gpu.slice.lock()
+    }
+
     /// Waits until a stream has done all its work.
     pub(crate) fn synchronise(&self, stream: StreamId) {
         self.streams.synchronise(stream);
@@ -211,6 +218,11 @@ impl FakeDevice {
         };
         self.call(|| self.streams.push(stream, read));
         wait.recv().unwrap_or_else(|_| panic!("{:?}", self.streams.failure()))
+    }
+
+    /// Loses what the device writes to memory of other devices, although it reaches them.
+    pub(crate) fn lose_writes_to_peers(&self) {
+        self.opened.loses_writes.store(true, Ordering::SeqCst);
     }
 
     /// Bytes that are allocated on the GPU, by all processes.
@@ -427,7 +439,7 @@ impl Device for FakeDevice {
     fn allocate(&self, len: usize) -> Result<Address> {
         self.call(|| {
             self.check("allocating device memory")?;
-            Ok(self.gpu.allocate(len))
+            Ok(self.gpu.allocate(self.id, len))
         })
     }
 

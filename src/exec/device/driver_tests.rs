@@ -113,6 +113,26 @@ fn a_stream_continues_at_the_deadline() {
     });
 }
 
+/// The device does not come to verify that it reaches its peers: the call fails at its deadline.
+#[test]
+fn a_verification_that_does_not_end() {
+    let both = std::sync::Barrier::new(2);
+    on_each(2, |process| {
+        let memory = process.ones();
+        process.device.synchronise(process.stream);
+        let held = (process.rank == 0).then(|| process.device.hold_back_kernels());
+        both.wait();
+        let mut call = process.call(Op::AllReduce, DType::F32, COUNT, memory);
+        call.timeout = Some(Duration::from_millis(400));
+        // SAFETY: the memory is never freed.
+        let outcome = unsafe { process.comm.exec.run_prepared(&call) };
+        assert!(outcome.is_err() && process.comm.exec.failure().is_some(), "{outcome:?}");
+        both.wait();
+        drop(held);
+        process.device.synchronise(process.stream);
+    });
+}
+
 /// The watchdog lets the streams of a communicator continue, whatever its other threads do.
 #[test]
 fn a_stream_continues_without_the_progress_thread() {

@@ -496,6 +496,31 @@ fn what_was_freed_is_opened_anew() {
     assert_eq!(bed.imports(), 2);
 }
 
+/// Devices report that they reach each other, and what one of them writes to the other is lost: no
+/// rank uses the direct path.
+#[test]
+fn peer_access_that_loses_writes() {
+    for loser in [0, 1] {
+        let bed = Bed::new(Path::Peers, 2);
+        bed.devices[loser].lose_writes_to_peers();
+        bed.run(|comm, rank, device, stream| {
+            let user = User::new(comm, device, stream, Path::Staged);
+            for _ in 0..5 {
+                let raw = raw(Op::AllReduce, DType::F32, 50_000, 0);
+                let input = (rank as f32 + 1.0).to_le_bytes().repeat(50_000);
+                assert!(user.run(&raw, &input, None).chunks(4).all(|sum| sum == 3f32.to_le_bytes()));
+            }
+            // The calls have ended on the host, too.
+            comm.barrier().unwrap();
+            let DeviceStats { staged, in_place, through_areas, .. } = comm.stats().device;
+            assert_eq!([staged, in_place, through_areas], [5, 0, 0]);
+        });
+        assert!(bed.imports() > 0, "the areas could be opened");
+        assert_eq!(bed.moves(), 0);
+        assert_eq!(bed.sum(FakeDevice::open), 0);
+    }
+}
+
 #[test]
 fn graphs_are_refused() {
     let bed = Bed::new(Path::Imported, 2);
@@ -521,6 +546,7 @@ fn failures_of_the_device() {
                     let bed = Bed::new(path, 2);
                     bed.devices[0].fails_after.store(after, Ordering::SeqCst);
                     let failures = std::sync::atomic::AtomicUsize::new(0);
+                    let avoided = std::sync::atomic::AtomicBool::new(false);
                     bed.run(|comm, _, device, stream| {
                         let user = User::new(comm, device, stream, path);
                         let raw = raw(op, DType::F32, count, 0);
@@ -538,6 +564,10 @@ fn failures_of_the_device() {
                             // SAFETY: the memory is never freed.
                             outcome = outcome.and(unsafe { comm.exec.start_prepared(call) }.and_then(|work| Ok(work.wait()?)));
                         }
+                        // A rank that cannot verify that it reaches its peers has them pass all through the host.
+                        if comm.stats().device.staged > 0 && path != Path::Staged {
+                            avoided.store(true, Ordering::SeqCst);
+                        }
                         if let Err(error) = outcome {
                             failures.fetch_add(1, Ordering::SeqCst);
                             let is_told = matches!(error, Error::Device { .. } | Error::Peer { .. } | Error::Revoked { .. });
@@ -546,7 +576,8 @@ fn failures_of_the_device() {
                         // It would wait forever if the gate stayed closed.
                         device.synchronise(user.stream);
                     });
-                    assert_eq!(failures.into_inner(), 2, "{path:?} {op} {count} {after}");
+                    let expected = if avoided.into_inner() { 0 } else { 2 };
+                    assert_eq!(failures.into_inner(), expected, "{path:?} {op} {count} {after}");
                 }
             }
         }

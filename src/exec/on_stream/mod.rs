@@ -1,5 +1,7 @@
 //! The caller's side of a call on a device: all of its work is enqueued on a stream ([`enqueue`]).
-//! Before the first large call, the ranks find out how their data can pass ([`mode`]).
+//! Before the first large call, the ranks find out how their data can pass ([`mode`]), and verify
+//! that they reach each other's memory ([`verify`]).
 
 mod enqueue;
 mod mode;
+mod verify;
