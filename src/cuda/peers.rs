@@ -92,7 +92,7 @@ pub(crate) enum Progress {
 
 impl Record {
     const PLACE: usize = 1 + 3 * 8;
-    const NEWS: usize = 1 + 3 * 8 + 64;
+    const NEWS: usize = 1 + 3 * 8 + Handle::LEN;
 
     /// Bytes of an encoded record.
     pub(crate) const LEN: usize = Descriptor::WORDS * 8 + 1 + 8 + 16 + 2 * Record::PLACE + 9 + 2 * Record::NEWS + GONE * 8;
@@ -129,9 +129,9 @@ impl Record {
         for news in self.news {
             bytes.push(news.is_some().into());
             let Exported { extent, handle } =
-                news.unwrap_or(Exported { extent: Extent { base: 0, size: 0, id: 0 }, handle: [0; 64] });
+                news.unwrap_or(Exported { extent: Extent { base: 0, size: 0, id: 0 }, handle: Handle::Ipc([0; 64]) });
             numbers(&mut bytes, &[extent.base, extent.size, extent.id]);
-            bytes.extend(handle);
+            bytes.extend(handle.encode());
         }
         numbers(&mut bytes, &self.gone);
         bytes.try_into().expect("a record has a fixed length")
@@ -177,7 +177,7 @@ impl Record {
         for news in &mut news {
             let is_some = reader.array()?;
             let extent = Extent { base: reader.number()?, size: reader.number()?, id: reader.number()? };
-            let handle = reader.array()?;
+            let handle = Handle::decode(reader.array()?)?;
             extent.base.checked_add(extent.size)?;
             *news = match is_some {
                 [0] => None,
@@ -516,7 +516,7 @@ mod tests {
             device: [2; 16],
             places: [BufferAt::Open { base: 4096, id: 7, offset: 900 }, BufferAt::Device],
             opened: Progress::Through(3),
-            news: [None, Some(Exported { extent, handle: [3; 64] })],
+            news: [None, Some(Exported { extent, handle: Handle::Ipc([3; 64]) })],
             gone: [1, 2, 3, 4, 0, 0, 0, 0],
         }
     }
@@ -525,6 +525,10 @@ mod tests {
     fn encoded_records_decode_to_the_same() {
         let bytes = record().encode();
         assert_eq!(Record::decode(&bytes), Some(record()));
+        let handle = Handle::File { ticket: [4; 32], size: 1 << 21 };
+        let news = [Some(Exported { extent: Extent { base: 1 << 21, size: 1 << 21, id: 8 }, handle }), None];
+        let bytes = Record { news, ..record() }.encode();
+        assert_eq!(Record::decode(&bytes), Some(Record { news, ..record() }));
     }
 
     #[test]

@@ -11,8 +11,14 @@
 //!   work of all streams is lost.
 //! - What a device writes to another one may be lost, although they report that they reach each
 //!   other, if a test asks for it.
-//! - Memory of pools cannot be opened by other processes. A process opens an allocation once, and
-//!   not while it has open what was freed at the same address.
+//! - Memory of pools and of expandable segments cannot be opened by other processes, and other
+//!   devices of its own process do not reach it. An expandable segment is several allocations in one
+//!   range of addresses.
+//! - By CUDA IPC, a process opens an allocation once, and not while it has open what was freed at
+//!   the same address. Mapped memory has no such limits, lives as long as any process has it mapped,
+//!   and has no handle of CUDA IPC.
+//! - A process accesses only its own memory and what it has opened. It may number devices differently
+//!   than another process.
 //!
 //! What it cannot show: the driver's real locks, the order in which memory becomes visible, and
 //! times.
@@ -29,7 +35,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering}
 use parking_lot::Mutex;
 
 use self::lock::DriverLock;
-use self::memory::{IMPORTED, OF_DEVICE, Opened};
+use self::memory::{OF_DEVICE, Reach};
 use self::stream::{Mark, Streams};
 use super::device::{Address, Device, DeviceId, Driver, EventId, Extension, Extent, Handle, Reduction, StreamId};
 use super::held::Held;
@@ -40,22 +46,27 @@ use crate::types::{DType, ReduceOp};
 
 pub(crate) use self::memory::FakeGpu;
 
+/// The number of the next process, stream or event.
+static NEXT: AtomicUsize = AtomicUsize::new(1);
+
 /// The driver of one process, and its context on a GPU.
 pub(crate) struct FakeDevice {
     id: DeviceId,
     gpu: Arc<FakeGpu>,
-    lock: DriverLock,
+    /// Of the process.
+    lock: Arc<DriverLock>,
     streams: Arc<Streams>,
     /// What this process has opened of others.
-    opened: Arc<Opened>,
+    opened: Arc<Reach>,
     /// The kernels that were launched before.
     loaded: Mutex<HashSet<(DType, Option<ReduceOp>)>>,
     events: Mutex<HashMap<usize, Arc<Mark>>>,
     held: Arc<Held>,
     extension: Extension,
-    next: AtomicUsize,
     /// Whether streams can wait for words.
     pub(crate) has_words: AtomicBool,
+    /// Whether it has memory that other processes open by a file.
+    pub(crate) has_mapped_memory: AtomicBool,
     /// Whether peers can open allocations.
     pub(crate) exports: AtomicBool,
     /// Whether it can open allocations of peers.
@@ -86,19 +97,28 @@ impl FakeDevice {
 
     /// A process on a GPU, or on one of several that share their memory.
     pub(crate) fn on(gpu: &Arc<FakeGpu>, id: DeviceId) -> FakeDevice {
-        let opened = Arc::new(Opened::new(id));
+        FakeDevice::of(gpu, id, NEXT.fetch_add(1, Ordering::Relaxed) as u64, Arc::default())
+    }
+
+    /// Another GPU of the same process.
+    pub(crate) fn beside(&self, id: DeviceId) -> FakeDevice {
+        FakeDevice::of(&self.gpu, id, self.opened.process, self.lock.clone())
+    }
+
+    fn of(gpu: &Arc<FakeGpu>, id: DeviceId, process: u64, lock: Arc<DriverLock>) -> FakeDevice {
+        let opened = Arc::new(Reach::new(process, id));
         FakeDevice {
             id,
             streams: Streams::new(gpu, &opened),
             gpu: gpu.clone(),
-            lock: DriverLock::default(),
+            lock,
             opened,
             loaded: Mutex::default(),
             events: Mutex::default(),
             held: Arc::default(),
             extension: Extension::new(),
-            next: AtomicUsize::new(1),
             has_words: AtomicBool::new(true),
+            has_mapped_memory: AtomicBool::new(true),
             exports: AtomicBool::new(true),
             reaches: AtomicBool::new(true),
             is_capturing: AtomicBool::new(false),
@@ -172,6 +192,11 @@ impl FakeDevice {
     /// Returns a new stream of a user.
     pub(crate) fn user_stream(&self) -> StreamId {
         self.new_stream().unwrap()
+    }
+
+    /// Allocates a range of several handles, like PyTorch's expandable segments.
+    pub(crate) fn allocate_segments(&self, parts: &[usize]) -> Address {
+        self.call(|| self.gpu.map_segments(&self.opened, parts))
     }
 
     /// Makes an allocation unreachable for peers, like those of CUDA's memory pools.
@@ -260,6 +285,27 @@ impl Driver for Machine {
     }
 }
 
+/// A machine with several devices, in the order in which one process sees them.
+pub(crate) struct Machines(pub(crate) Vec<Arc<FakeDevice>>);
+
+impl Driver for Machines {
+    fn locate(&self, address: *const u8) -> Result<Option<Arc<dyn Device>>> {
+        let (address, first) = (address.addr() as u64, &self.0[0]);
+        let id = first.call(|| first.gpu.device_at(address).filter(|_| address & OF_DEVICE != 0));
+        let device = self.0.iter().find(|device| Some(device.id) == id);
+        Ok(device.map(|device| device.clone() as Arc<dyn Device>))
+    }
+
+    fn device(&self, ordinal: usize) -> Result<Arc<dyn Device>> {
+        Ok(self.0[ordinal].clone())
+    }
+
+    fn device_of(&self, stream: StreamId) -> Result<Arc<dyn Device>> {
+        let device = self.0.iter().find(|device| device.streams.has(stream));
+        Ok(device.expect("the stream is alive").clone())
+    }
+}
+
 /// A host address that a stream's thread uses.
 struct Host(Cell<*mut u8>);
 
@@ -281,7 +327,7 @@ impl Device for FakeDevice {
     }
 
     fn new_stream(&self) -> Result<StreamId> {
-        let stream = self.next.fetch_add(1, Ordering::Relaxed);
+        let stream = NEXT.fetch_add(1, Ordering::Relaxed);
         self.call_alone(|| self.streams.start(stream));
         Ok(StreamId(stream))
     }
@@ -291,7 +337,7 @@ impl Device for FakeDevice {
     }
 
     fn new_event(&self) -> Result<EventId> {
-        let event = self.next.fetch_add(1, Ordering::Relaxed);
+        let event = NEXT.fetch_add(1, Ordering::Relaxed);
         self.call_alone(|| self.events.lock().insert(event, Arc::default()));
         Ok(EventId(event))
     }
@@ -439,12 +485,22 @@ impl Device for FakeDevice {
     fn allocate(&self, len: usize) -> Result<Address> {
         self.call(|| {
             self.check("allocating device memory")?;
-            Ok(self.gpu.allocate(self.id, len))
+            Ok(self.gpu.allocate(&self.opened, len))
+        })
+    }
+
+    fn allocate_for_peers(&self, len: usize) -> Result<Address> {
+        if !self.has_mapped_memory.load(Ordering::SeqCst) {
+            return self.allocate(len);
+        }
+        self.call(|| {
+            self.check("allocating device memory")?;
+            Ok(self.gpu.map(&self.opened, len))
         })
     }
 
     unsafe fn free(&self, address: Address) {
-        self.call_alone(|| self.gpu.free(address));
+        self.call_alone(|| self.gpu.free(&self.opened, address));
     }
 
     fn export(&self, extent: &Extent) -> Result<Handle> {
@@ -458,9 +514,7 @@ impl Device for FakeDevice {
             if !self.reaches.load(Ordering::SeqCst) {
                 return Err(self.problem("importing memory", "the GPUs do not reach each other"));
             }
-            let base = self.gpu.find(handle).ok_or_else(|| self.problem("importing memory", "the allocation was freed"))?;
-            self.opened.open(base, handle).map_err(|problem| self.problem("importing memory", problem))?;
-            Ok(base | IMPORTED)
+            self.gpu.open(&self.opened, handle).map_err(|problem| self.problem("importing memory", problem))
         })
     }
 
@@ -468,8 +522,16 @@ impl Device for FakeDevice {
         self.call_alone(|| self.opened.close(address));
     }
 
-    fn reach(&self, _: Address) -> Result<()> {
-        self.call(|| Ok(()))
+    fn reach(&self, address: Address) -> Result<()> {
+        self.call(|| {
+            let device = self.gpu.device_at(address);
+            let device = device.ok_or_else(|| self.problem("reaching memory", "there is no memory at this address"))?;
+            if !self.reaches.load(Ordering::SeqCst) {
+                return Err(self.problem("reaching memory", "the GPUs do not reach each other"));
+            }
+            self.opened.reached.lock().insert(device);
+            Ok(())
+        })
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, unbounded};
 use parking_lot::{Condvar, Mutex};
 
-use super::memory::{FakeGpu, Opened};
+use super::memory::{FakeGpu, Reach};
 use crate::cuda::device::{Address, StreamId};
 
 type Work = Box<dyn FnOnce(&Access<'_>) + Send>;
@@ -34,7 +34,7 @@ pub(super) struct Streams {
 /// What the threads of the streams share.
 struct Shared {
     gpu: Arc<FakeGpu>,
-    opened: Arc<Opened>,
+    opened: Arc<Reach>,
     /// Work that was enqueued and is not done.
     pending: Mutex<usize>,
     is_idle: Condvar,
@@ -107,7 +107,7 @@ impl Access<'_> {
 }
 
 impl Streams {
-    pub(super) fn new(gpu: &Arc<FakeGpu>, opened: &Arc<Opened>) -> Arc<Streams> {
+    pub(super) fn new(gpu: &Arc<FakeGpu>, opened: &Arc<Reach>) -> Arc<Streams> {
         let shared = Shared {
             gpu: gpu.clone(),
             opened: opened.clone(),
@@ -142,6 +142,10 @@ impl Streams {
 
     pub(super) fn end(&self, stream: StreamId) {
         self.senders.lock().remove(&stream.0);
+    }
+
+    pub(super) fn has(&self, stream: StreamId) -> bool {
+        self.senders.lock().contains_key(&stream.0)
     }
 
     pub(super) fn push(&self, stream: StreamId, work: impl FnOnce(&Access<'_>) + Send + 'static) {

@@ -20,6 +20,8 @@ mod agree;
 mod direct;
 #[cfg(test)]
 mod driver_tests;
+#[cfg(test)]
+mod memory_tests;
 mod message;
 mod operation;
 mod prepare;
