@@ -206,6 +206,8 @@ pub(crate) struct Peers {
     pub(crate) leaders: Vec<Rank>,
     /// The process of each rank.
     processes: Vec<u64>,
+    /// Whether all ranks have the same device.
+    is_one_device: bool,
     /// This rank's area. Never freed after a failure: peers that have not noticed it yet still use
     /// it.
     area: ManuallyDrop<Memory>,
@@ -295,9 +297,10 @@ impl Peers {
     ) -> Peers {
         let leaders = leaders(&records.iter().map(|record| record.device).collect::<Vec<_>>());
         let processes = records.iter().map(|record| record.process).collect();
+        let is_one_device = leaders.iter().all(|&leader| leader == 0);
         let state = Mutex::new(State { opened: vec![Progress::Through(0); records.len()], ..State::default() });
         let (area, is_abandoned) = (ManuallyDrop::new(area), AtomicBool::new(false));
-        Peers { rank, leaders, processes, area, is_abandoned, area_len, areas, state }
+        Peers { rank, leaders, processes, is_one_device, area, is_abandoned, area_len, areas, state }
     }
 
     /// The address of a round's segment in this rank's area, for this rank.
@@ -390,7 +393,8 @@ impl Peers {
             let Some((extent, handle, offset)) = *export else { continue };
             let Extent { base, id, .. } = extent;
             let is_open = match own.iter().find(|known| known.extent.id == id) {
-                _ if !must_be_opened => true,
+                // Peer access to other devices does not include memory that cannot be exported either.
+                _ if !must_be_opened => self.is_one_device || handle.is_some(),
                 _ if handle.is_none() => false,
                 Some(Own { told: Some(told), .. }) => opened >= Progress::Through(*told),
                 Some(Own { told: None, .. }) => false,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::driver_tests::{COUNT, Process, Seat, on_each, on_seats};
-use crate::cuda::device::{Address, Device, DeviceId, Handle, Memory};
+use crate::cuda::device::{Address, Device, DeviceId, Driver, Handle, Memory};
 use crate::cuda::fake_device::{FakeDevice, FakeGpu, Machines};
 use crate::trace::DeviceStats;
 
@@ -131,4 +131,28 @@ fn devices_with_other_numbers_in_other_processes() {
             assert_eq!(launches > 0, process.rank == 0 || gpus == 2, "one rank of each GPU launches kernels");
         });
     }
+}
+
+/// Ranks that are threads of one process, on two GPUs. Peer access does not include all memory.
+#[test]
+fn threads_on_two_gpus() {
+    let first = FakeDevice::new();
+    let second = first.beside(GPUS[1]);
+    let devices = [first, second].map(Arc::new);
+    let machine: Arc<dyn Driver> = Arc::new(Machines(devices.to_vec()));
+    let seats = devices.map(|device| Seat { process: 5, machine: machine.clone(), device });
+    on_seats(seats.into(), |process| {
+        let plain = process.device.allocate(4 * COUNT).unwrap();
+        let hidden = process.device.allocate(4 * COUNT).unwrap();
+        process.device.hide(hidden);
+        let mapped = process.device.allocate_for_peers(4 * COUNT).unwrap();
+        let segment = process.device.allocate_segments(&[4 * COUNT]);
+        for (memory, is_in_place) in [(plain, true), (hidden, false), (mapped, true), (segment, false)] {
+            let before = process.paths();
+            process.sum_often(memory, COUNT);
+            let after = process.paths();
+            assert_eq!([after[1] - before[1], after[2] - before[2]].map(|calls| calls > 0), [is_in_place, !is_in_place]);
+        }
+        assert_eq!(process.device.imports(), 0);
+    });
 }
