@@ -3,9 +3,9 @@
 //! - Its streams are threads with random delays, and its addresses are invalid on the host. So a
 //!   test fails if work is not ordered by the stream, or if a device address is used as a host
 //!   address.
-//! - A process has a lock for its driver calls ([`lock`]). Calls that free memory, unpin it, close
-//!   another process's memory, make or destroy streams and events, or load a kernel take it alone
-//!   and wait for all streams of the process.
+//! - A process has a lock for its driver calls ([`lock`]). Calls that free memory, unpin it, map it,
+//!   close another process's memory, make or destroy streams and events, or load a kernel take it
+//!   alone and wait for all streams of the process.
 //! - Kernels of two processes never run at once.
 //! - An access to memory that is not there is an error that stays: all later calls fail, and the
 //!   work of all streams is lost.
@@ -493,7 +493,7 @@ impl Device for FakeDevice {
         if !self.has_mapped_memory.load(Ordering::SeqCst) {
             return self.allocate(len);
         }
-        self.call(|| {
+        self.call_alone(|| {
             self.check("allocating device memory")?;
             Ok(self.gpu.map(&self.opened, len))
         })
@@ -509,13 +509,17 @@ impl Device for FakeDevice {
     }
 
     fn import(&self, handle: &Handle) -> Result<Address> {
-        self.call(|| {
+        let open = || {
             self.check("importing memory")?;
             if !self.reaches.load(Ordering::SeqCst) {
                 return Err(self.problem("importing memory", "the GPUs do not reach each other"));
             }
             self.gpu.open(&self.opened, handle).map_err(|problem| self.problem("importing memory", problem))
-        })
+        };
+        match handle {
+            Handle::Ipc(_) => self.call(open),
+            Handle::File { .. } => self.call_alone(open),
+        }
     }
 
     unsafe fn close(&self, address: Address) {

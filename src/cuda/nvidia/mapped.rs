@@ -3,6 +3,9 @@
 //! An allocation lives as long as any process has it mapped. So its owner may free it while peers
 //! have it open, which CUDA IPC forbids, and a process may open it next to one that was freed at the
 //! same address. Peer access does not include such memory: each device is given access to it.
+//!
+//! CUDA does not say which of these calls wait for streams. So memory is unmapped when no stream is
+//! held back, as memory is freed by `cuMemFree`, and mapped before a call is enqueued.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};

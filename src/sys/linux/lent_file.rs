@@ -212,6 +212,31 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 
+    /// The ticket of the test's parent process.
+    const TICKET: &str = "TICKET_OF_A_LENT_FILE";
+
+    #[test]
+    fn another_process_borrows_a_file() {
+        if let Ok(hex) = std::env::var(TICKET) {
+            let ticket = std::array::from_fn(|i| u8::from_str_radix(&hex[2 * i..][..2], 16).unwrap());
+            let borrowed = BorrowedFile::fetch(&ticket, soon()).unwrap();
+            std::fs::File::from(borrowed.0).write_all(b"from a child").unwrap();
+            return;
+        }
+        let (mut reads, writes) = io::pipe().unwrap();
+        // SAFETY: nothing else has the descriptor.
+        let lent = unsafe { LentFile::new(OwnedFd::from(writes).into_raw_fd()).unwrap() };
+        let hex: String = lent.ticket().iter().map(|byte| format!("{byte:02x}")).collect();
+        let name = std::thread::current().name().unwrap().to_owned();
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let status = child.args([&name, "--exact", "--test-threads=1"]).env(TICKET, hex).status().unwrap();
+        assert!(status.success());
+        drop(lent);
+        let mut read = String::new();
+        reads.read_to_string(&mut read).unwrap();
+        assert_eq!(read, "from a child");
+    }
+
     #[test]
     fn a_process_that_has_ended_or_is_silent_is_not_waited_for() {
         let error = BorrowedFile::fetch(&[7; 32], soon()).err().unwrap();
