@@ -19,6 +19,8 @@ enum Path {
     Same,
     /// Where it is: ranks are of different processes.
     Imported,
+    /// The same, for memory that is mapped.
+    Mapped,
     /// The same, on two GPUs that reach each other.
     Peers,
     /// All-reduces through areas on the device, because buffers are hidden; others through the
@@ -47,7 +49,7 @@ struct Bed {
 impl Bed {
     fn new(path: Path, world: usize) -> Bed {
         let gpu = Arc::<FakeGpu>::default();
-        let processes = if matches!(path, Path::Imported | Path::Areas | Path::Peers) { world } else { 1 };
+        let processes = if matches!(path, Path::Imported | Path::Mapped | Path::Areas | Path::Peers) { world } else { 1 };
         let id = |process: usize| [if path == Path::Peers { 1 + process as u8 % 2 } else { 1 }; 16];
         let devices: Vec<_> = (0..processes).map(|process| Arc::new(FakeDevice::on(&gpu, id(process)))).collect();
         devices.iter().for_each(|device| device.exports.store(path != Path::Staged, Ordering::SeqCst));
@@ -181,7 +183,8 @@ impl<'a> User<'a> {
         let allocate = |len: usize| {
             let free = if is_new { None } else { self.free.lock().pop() };
             free.filter(|_| len <= ARENA).unwrap_or_else(|| {
-                let memory = self.device.allocate(len.max(ARENA)).unwrap();
+                let allocate = if self.path == Path::Mapped { FakeDevice::allocate_for_peers } else { FakeDevice::allocate };
+                let memory = allocate(self.device, len.max(ARENA)).unwrap();
                 if self.path == Path::Areas {
                     self.device.hide(memory);
                 }
@@ -327,6 +330,7 @@ fn every_collective_where_it_is() {
 fn every_collective_between_processes() {
     every_collective(Path::Imported, 2, DType::F32);
     every_collective(Path::Imported, 3, DType::Bool);
+    every_collective(Path::Mapped, 3, DType::F32);
 }
 
 #[test]
@@ -346,7 +350,7 @@ fn every_collective_on_two_gpus() {
 /// No call of another thread that waits for streams keeps an operation from ending.
 #[test]
 fn every_collective_while_the_driver_is_busy() {
-    for path in [Path::Imported, Path::Areas] {
+    for path in [Path::Imported, Path::Mapped, Path::Areas] {
         let bed = Bed { is_busy: true, ..Bed::new(path, 2) };
         every_collective_on(&bed, path, DType::F32);
     }

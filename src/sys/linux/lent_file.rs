@@ -229,7 +229,8 @@ mod tests {
         let hex: String = lent.ticket().iter().map(|byte| format!("{byte:02x}")).collect();
         let name = std::thread::current().name().unwrap().to_owned();
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        let status = child.args([&name, "--exact", "--test-threads=1"]).env(TICKET, hex).status().unwrap();
+        child.args([&name, "--exact", "--test-threads=1"]).env(TICKET, hex).stdout(std::process::Stdio::null());
+        let status = child.status().unwrap();
         assert!(status.success());
         drop(lent);
         let mut read = String::new();
