@@ -3,12 +3,15 @@
 
 use std::any::Any;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use super::held::Held;
 use crate::error::Result;
+use crate::sys::Ticket;
 use crate::types::{DType, ReduceOp};
+use crate::wire::Reader;
 
 /// An address in the memory of a device. It is not a pointer: the host cannot read there.
 pub(crate) type Address = u64;
@@ -22,10 +25,51 @@ pub(crate) struct StreamId(pub(crate) usize);
 pub(crate) struct EventId(pub(crate) usize);
 
 /// What another process needs to open an allocation.
-pub(crate) type Handle = [u8; 64];
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Handle {
+    /// A handle of CUDA IPC. A process opens it once.
+    Ipc([u8; 64]),
+    /// A file that stands for the memory, and the bytes of the allocation. The owner's process hands
+    /// it over.
+    File { ticket: Ticket, size: u64 },
+}
+
+impl Handle {
+    /// Bytes of an encoded handle.
+    pub(crate) const LEN: usize = 1 + 64;
+
+    pub(crate) fn encode(&self) -> [u8; Handle::LEN] {
+        let mut bytes = [0; Handle::LEN];
+        match self {
+            Handle::Ipc(handle) => bytes[1..].copy_from_slice(handle),
+            Handle::File { ticket, size } => {
+                bytes[0] = 1;
+                bytes[1..33].copy_from_slice(ticket);
+                bytes[33..41].copy_from_slice(&size.to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    /// Decodes a handle of a peer; `None` if it is malformed.
+    pub(crate) fn decode(bytes: [u8; Handle::LEN]) -> Option<Handle> {
+        let mut reader = Reader::new(&bytes);
+        match reader.array()? {
+            [0] => Some(Handle::Ipc(reader.array()?)),
+            [1] => Some(Handle::File { ticket: reader.array()?, size: reader.number()? }),
+            _ => None,
+        }
+    }
+}
 
 /// The identity of a device, which is unique over all hosts and processes.
 pub(crate) type DeviceId = [u8; 16];
+
+/// Returns the identity of a device as `nvidia-smi -L` prints it.
+pub(crate) fn uuid(id: &DeviceId) -> String {
+    let hex = |range: Range<usize>| id[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    format!("GPU-{}-{}-{}-{}-{}", hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16))
+}
 
 /// An allocation, of which a buffer is a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +188,11 @@ pub(crate) trait Device: Send + Sync {
 
     fn allocate(&self, len: usize) -> Result<Address>;
 
+    /// Allocates memory that other processes may still have open when it is freed, if the device has
+    /// such memory. All devices of this process that reach this one can access it.
+    #[cfg_attr(not(any(test, feature = "cuda")), expect(dead_code, reason = "only a device has a use for it"))]
+    fn allocate_for_peers(&self, len: usize) -> Result<Address>;
+
     unsafe fn free(&self, address: Address);
 
     /// Returns the handle with which another process opens an allocation.
@@ -220,6 +269,12 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(device: &Arc<dyn Device>, len: usize) -> Result<Memory> {
         Ok(Memory { address: device.allocate(len)?, device: device.clone() })
+    }
+
+    /// As [`Memory::new`], for users: they do not know when other processes close it.
+    #[cfg(any(feature = "cuda", test))]
+    pub(crate) fn for_peers(device: &Arc<dyn Device>, len: usize) -> Result<Memory> {
+        Ok(Memory { address: device.allocate_for_peers(len)?, device: device.clone() })
     }
 }
 

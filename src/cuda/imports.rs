@@ -1,6 +1,6 @@
-//! The allocations of other processes that this process has open. A process can open each only once,
-//! so communicators share them, and it can open no other one at the same address. To close one waits
-//! for all streams, so it is done later, when no stream is held back.
+//! The allocations of other processes that this process has open. By CUDA IPC, a process can open
+//! each only once, so communicators share them, and it can open no other one at the same address. To
+//! close one waits for all streams, so it is done later, when no stream is held back.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};

@@ -96,7 +96,7 @@ pub(crate) enum Progress {
 
 impl Record {
     const PLACE: usize = 1 + 3 * 8;
-    const NEWS: usize = 1 + 3 * 8 + 64;
+    const NEWS: usize = 1 + 3 * 8 + Handle::LEN;
 
     /// Bytes of an encoded record.
     pub(crate) const LEN: usize = Descriptor::WORDS * 8 + 1 + 8 + 16 + 2 * Record::PLACE + 9 + 2 * Record::NEWS + GONE * 8;
@@ -135,9 +135,9 @@ impl Record {
         for news in self.news {
             bytes.push(news.is_some().into());
             let Exported { extent, handle } =
-                news.unwrap_or(Exported { extent: Extent { base: 0, size: 0, id: 0 }, handle: [0; 64] });
+                news.unwrap_or(Exported { extent: Extent { base: 0, size: 0, id: 0 }, handle: Handle::Ipc([0; 64]) });
             numbers(&mut bytes, &[extent.base, extent.size, extent.id]);
-            bytes.extend(handle);
+            bytes.extend(handle.encode());
         }
         numbers(&mut bytes, &self.gone);
         bytes.try_into().expect("a record has a fixed length")
@@ -185,7 +185,7 @@ impl Record {
         for news in &mut news {
             let is_some = reader.array()?;
             let extent = Extent { base: reader.number()?, size: reader.number()?, id: reader.number()? };
-            let handle = reader.array()?;
+            let handle = Handle::decode(reader.array()?)?;
             extent.base.checked_add(extent.size)?;
             *news = match is_some {
                 [0] => None,
@@ -214,6 +214,8 @@ pub(crate) struct Peers {
     pub(crate) leaders: Vec<Rank>,
     /// The process of each rank.
     processes: Vec<u64>,
+    /// Whether all ranks have the same device.
+    is_one_device: bool,
     /// This rank's area. Never freed after a failure: peers that have not noticed it yet still use
     /// it.
     area: ManuallyDrop<Memory>,
@@ -305,9 +307,10 @@ impl Peers {
     ) -> Peers {
         let leaders = leaders(&records.iter().map(|record| record.device).collect::<Vec<_>>());
         let processes = records.iter().map(|record| record.process).collect();
+        let is_one_device = leaders.iter().all(|&leader| leader == 0);
         let state = Mutex::new(State { opened: vec![Progress::Through(0); records.len()], ..State::default() });
         let (area, is_abandoned) = (ManuallyDrop::new(area), AtomicBool::new(false));
-        Peers { rank, leaders, processes, area, is_abandoned, area_len, areas, state }
+        Peers { rank, leaders, processes, is_one_device, area, is_abandoned, area_len, areas, state }
     }
 
     /// The address of a round's segment in this rank's area, for this rank.
@@ -400,7 +403,8 @@ impl Peers {
             let Some((extent, handle, offset)) = *export else { continue };
             let Extent { base, id, .. } = extent;
             let is_open = match own.iter().find(|known| known.extent.id == id) {
-                _ if !must_be_opened => true,
+                // Peer access to other devices does not include memory that cannot be exported either.
+                _ if !must_be_opened => self.is_one_device || handle.is_some(),
                 _ if handle.is_none() => false,
                 Some(Own { told: Some(told), .. }) => opened >= Progress::Through(*told),
                 Some(Own { told: None, .. }) => false,
@@ -533,7 +537,7 @@ mod tests {
             device: [2; 16],
             places: [BufferAt::Open { base: 4096, id: 7, offset: 900 }, BufferAt::Device],
             opened: Progress::Through(3),
-            news: [None, Some(Exported { extent, handle: [3; 64] })],
+            news: [None, Some(Exported { extent, handle: Handle::Ipc([3; 64]) })],
             gone: [1, 2, 3, 4, 0, 0, 0, 0],
         }
     }
@@ -542,6 +546,10 @@ mod tests {
     fn encoded_records_decode_to_the_same() {
         let bytes = record().encode();
         assert_eq!(Record::decode(&bytes), Some(record()));
+        let handle = Handle::File { ticket: [4; 32], size: 1 << 21 };
+        let news = [Some(Exported { extent: Extent { base: 1 << 21, size: 1 << 21, id: 8 }, handle }), None];
+        let bytes = Record { news, ..record() }.encode();
+        assert_eq!(Record::decode(&bytes), Some(Record { news, ..record() }));
     }
 
     #[test]

@@ -15,6 +15,8 @@ mod facts;
 mod file;
 mod fork;
 mod helper;
+#[cfg(all(feature = "cuda", any(not(target_os = "linux"), miri)))]
+mod no_lent_file;
 mod process;
 mod processor;
 mod region;
@@ -55,8 +57,12 @@ pub(crate) use file::{
 };
 pub(crate) use fork::{between_forks, count_forks, forks, forks_seen};
 pub(crate) use helper::{Helper, by_deadline, resolve};
+#[cfg(all(feature = "cuda", any(not(target_os = "linux"), miri)))]
+pub(crate) use no_lent_file::{BorrowedFile, LentFile, can_lend_files};
 #[cfg(all(test, target_os = "linux", not(miri), not(kolo_posix)))]
 pub(crate) use platform::resident_bytes;
+#[cfg(all(feature = "cuda", target_os = "linux", not(miri)))]
+pub(crate) use platform::{BorrowedFile, LentFile, can_lend_files};
 pub(crate) use platform::{
     LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_no_process, is_stopped, port_holder,
     process_namespace, read_process, sleep_on, wake_all,
@@ -75,6 +81,9 @@ pub(crate) use wait::{Patience, Waiting};
 
 /// The advice for a file that is not read or written in time.
 pub(crate) const SILENT_FILE: &str = "its file system did not answer in time; check the mount and the server behind it";
+
+/// What a process needs to have another one hand over a file.
+pub(crate) type Ticket = [u8; 32];
 
 impl Process {
     /// Returns this process.

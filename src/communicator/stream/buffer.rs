@@ -15,7 +15,8 @@ impl Communicator {
     /// Allocates `len` elements of zeros on the device of a stream, in memory that other ranks on
     /// this host can reach: collectives read and write it in place. (The memory of cudarc's own
     /// slices often belongs to CUDA's pools, which other processes cannot reach: it passes through
-    /// the host.)
+    /// the host.) It may be dropped while other processes have it open. CUDA rounds each allocation
+    /// up to 2 MiB.
     ///
     /// # Errors
     ///
@@ -25,7 +26,7 @@ impl Communicator {
         let too_many = Error::Argument { op: Op::Alloc, problem: ArgumentError::TooMany { count: len } };
         let bytes = len.checked_mul(size_of::<T>()).filter(|&bytes| bytes <= isize::MAX as usize).ok_or(too_many)?;
         let device = self.exec.device(stream.context().ordinal())?;
-        let memory = Memory::new(&device, bytes.max(1))?;
+        let memory = Memory::for_peers(&device, bytes.max(1))?;
         // SAFETY: it was allocated with as many bytes at least, and belongs to the stream.
         unsafe { device.zero(StreamId(stream.cu_stream().addr()), memory.address, bytes.max(1))? };
         Ok(DeviceBuffer { memory, len, stream: stream.clone(), elements: std::marker::PhantomData })

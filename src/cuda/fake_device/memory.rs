@@ -1,12 +1,14 @@
-//! The memory of a fake GPU, and what a process has opened of other processes' allocations.
+//! The memory of fake GPUs, and what a process reaches of it on a device.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::cell::UnsafeCell;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::cuda::device::{Address, Extent, Handle};
+use crate::cuda::device::{Address, DeviceId, Extent, Handle};
 use crate::types::mix;
 
 /// This bit is set in all addresses of the device: no host has memory there.
@@ -15,48 +17,126 @@ pub(super) const OF_DEVICE: u64 = 1 << 62;
 /// This bit is set in the addresses of imported allocations.
 pub(super) const IMPORTED: u64 = 1 << 61;
 
-/// One GPU, which several processes may share.
+/// This bit is set in the addresses at which a process maps memory.
+const MAPPED: u64 = 1 << 59;
+
+/// One GPU, or several that share their memory, and all processes.
 pub(crate) struct FakeGpu {
     allocations: Mutex<BTreeMap<u64, Allocation>>,
+    /// The memory of mapped allocations that their owners lend, by their number.
+    lent: Mutex<HashMap<u64, (Arc<Physical>, DeviceId)>>,
     next: AtomicU64,
     random: AtomicU64,
     /// Held while a kernel runs.
     pub(super) slice: Mutex<()>,
 }
 
+/// Memory, which lives as long as it is mapped anywhere.
+struct Physical {
+    words: UnsafeCell<Box<[u64]>>,
+    len: usize,
+}
+
+// SAFETY: the memory is accessed by pointers only, as that of a GPU.
+unsafe impl Send for Physical {}
+// SAFETY: as above.
+unsafe impl Sync for Physical {}
+
+impl Physical {
+    fn new(len: usize) -> Arc<Physical> {
+        Arc::new(Physical { words: UnsafeCell::new(vec![0; len.div_ceil(8) + 1].into_boxed_slice()), len })
+    }
+
+    fn at(&self, offset: usize) -> *mut u8 {
+        // SAFETY: nothing else borrows the words.
+        unsafe { (*self.words.get()).as_mut_ptr() }.cast::<u8>().wrapping_add(offset)
+    }
+}
+
 struct Allocation {
-    memory: Box<[u64]>,
+    memory: Arc<Physical>,
+    /// Where it begins in the memory.
+    offset: usize,
     len: usize,
     id: u64,
-    /// Whether peers cannot reach it.
-    is_hidden: bool,
+    /// The process and the device that have it.
+    process: u64,
+    device: DeviceId,
+    kind: Kind,
+}
+
+/// How memory was allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Other processes open it by CUDA IPC. Other devices reach it by peer access.
+    Plain,
+    /// Of a memory pool: neither reaches it.
+    Pool,
+    /// One handle of an expandable segment: neither reaches it.
+    Segment,
+    /// Mapped. Other processes open it by a file, and all devices of this process reach it.
+    Mapped,
 }
 
 impl Default for FakeGpu {
     fn default() -> FakeGpu {
-        FakeGpu { allocations: Mutex::default(), next: AtomicU64::new(1), random: AtomicU64::new(1), slice: Mutex::default() }
+        FakeGpu {
+            allocations: Mutex::default(),
+            lent: Mutex::default(),
+            next: AtomicU64::new(1),
+            random: AtomicU64::new(1),
+            slice: Mutex::default(),
+        }
     }
 }
 
 impl FakeGpu {
     /// Returns the host address of device memory, or why there is none.
-    pub(super) fn resolve(&self, opened: &Opened, address: Address, len: usize) -> Result<*mut u8, String> {
+    pub(super) fn resolve(&self, opened: &Reach, address: Address, len: usize) -> Result<*mut u8, String> {
         if address & OF_DEVICE == 0 {
             return Err(format!("{address:#x} is not an address of the device"));
         }
+        let (at, device) = if address & IMPORTED != 0 && address & MAPPED != 0 {
+            opened.resolve_mapped(address, len)?
+        } else {
+            self.resolve_allocated(opened, address, len)?
+        };
+        let is_lost = device != opened.device && opened.loses_writes.load(Ordering::SeqCst);
+        Ok(if is_lost { opened.nowhere(len) } else { at })
+    }
+
+    fn resolve_allocated(&self, opened: &Reach, address: Address, len: usize) -> Result<(*mut u8, DeviceId), String> {
         let base = address & !IMPORTED;
-        let mut allocations = self.allocations.lock();
-        let Some((&start, allocation)) = allocations.range_mut(..=base).next_back() else {
+        let allocations = self.allocations.lock();
+        let Some((&start, first)) = allocations.range(..=base).next_back() else {
             return Err("the memory was never allocated".to_owned());
         };
         let offset = (base - start) as usize;
-        if offset + len > allocation.len {
-            return Err(format!("{len} bytes from {offset} on of {}", allocation.len));
+        // Handles that are mapped one behind the other are one range for kernels.
+        let mut end = start + first.len as u64;
+        while let Some(next) = allocations.get(&end).filter(|next| next.len > 0 && Arc::ptr_eq(&next.memory, &first.memory)) {
+            end += next.len as u64;
         }
-        if address & IMPORTED != 0 && !opened.is_open(start, allocation.id) {
-            return Err("the memory is not open".to_owned());
+        if base + len as u64 > end {
+            return Err(format!("{len} bytes from {offset} on of {}", end - start));
         }
-        Ok(allocation.memory.as_mut_ptr().cast::<u8>().wrapping_add(offset))
+        if address & IMPORTED != 0 {
+            if !opened.is_open(start, first.id) {
+                return Err("the memory is not open".to_owned());
+            }
+        } else if first.process != opened.process {
+            return Err("the memory belongs to another process".to_owned());
+        } else if first.device != opened.device {
+            let is_reached = match first.kind {
+                Kind::Plain => opened.reached.lock().contains(&first.device),
+                Kind::Pool | Kind::Segment => false,
+                Kind::Mapped => true,
+            };
+            if !is_reached {
+                return Err("the device has no access to the memory of another one".to_owned());
+            }
+        }
+        Ok((first.memory.at(first.offset + offset), first.device))
     }
 
     /// Waits for a random time, as the work of a GPU does.
@@ -75,20 +155,67 @@ impl FakeGpu {
         (address < base + extent.size).then_some(extent)
     }
 
-    pub(super) fn hide(&self, address: Address) {
-        self.allocations.lock().get_mut(&address).expect("the memory was allocated").is_hidden = true;
+    /// The device that has the memory at an address.
+    pub(super) fn device_at(&self, address: Address) -> Option<DeviceId> {
+        let allocations = self.allocations.lock();
+        allocations.range(..=address).next_back().map(|(_, allocation)| allocation.device)
     }
 
-    pub(super) fn allocate(&self, len: usize) -> Address {
-        let mut memory = vec![0u64; len.div_ceil(8) + 1].into_boxed_slice();
-        let base = memory.as_mut_ptr().addr() as u64 | OF_DEVICE;
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        self.allocations.lock().insert(base, Allocation { memory, len, id, is_hidden: false });
+    pub(super) fn hide(&self, address: Address) {
+        self.allocations.lock().get_mut(&address).expect("the memory was allocated").kind = Kind::Pool;
+    }
+
+    pub(super) fn allocate(&self, owner: &Reach, len: usize) -> Address {
+        let memory = Physical::new(len);
+        let base = memory.at(0).addr() as u64 | OF_DEVICE;
+        self.add(owner, base, (memory, 0), len, Kind::Plain);
         base
     }
 
-    pub(super) fn free(&self, address: Address) {
-        self.allocations.lock().remove(&address).expect("the memory was allocated");
+    /// Maps memory that other processes open by a file.
+    pub(super) fn map(&self, owner: &Reach, len: usize) -> Address {
+        let (base, memory) = (self.reserve(owner, len), Physical::new(len));
+        let id = self.add(owner, base, (memory.clone(), 0), len, Kind::Mapped);
+        self.lent.lock().insert(id, (memory, owner.device));
+        base
+    }
+
+    /// Maps handles one behind the other.
+    pub(super) fn map_segments(&self, owner: &Reach, parts: &[usize]) -> Address {
+        let memory = Physical::new(parts.iter().sum());
+        let base = self.reserve(owner, memory.len);
+        let mut offset = 0;
+        for &len in parts {
+            self.add(owner, base + offset as u64, (memory.clone(), offset), len, Kind::Segment);
+            offset += len;
+        }
+        base
+    }
+
+    /// Returns a range of addresses: where something of this length was mapped before, if there is
+    /// such a range.
+    fn reserve(&self, owner: &Reach, len: usize) -> Address {
+        let mut ranges = owner.ranges.lock();
+        match ranges.iter().position(|&(_, free)| free == len) {
+            Some(index) => ranges.swap_remove(index).0,
+            None => OF_DEVICE | MAPPED | self.next.fetch_add(len as u64 + (2 << 20), Ordering::Relaxed).next_multiple_of(2 << 20),
+        }
+    }
+
+    fn add(&self, owner: &Reach, base: Address, (memory, offset): (Arc<Physical>, usize), len: usize, kind: Kind) -> u64 {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let allocation = Allocation { memory, offset, len, id, process: owner.process, device: owner.device, kind };
+        assert!(self.allocations.lock().insert(base, allocation).is_none(), "something is mapped there");
+        id
+    }
+
+    /// Frees memory. What other processes have mapped of it stays.
+    pub(super) fn free(&self, owner: &Reach, address: Address) {
+        let Allocation { id, len, kind, .. } = self.allocations.lock().remove(&address).expect("the memory was allocated");
+        if kind == Kind::Mapped {
+            self.lent.lock().remove(&id);
+            owner.ranges.lock().push((address, len));
+        }
     }
 
     /// Bytes that are allocated.
@@ -96,40 +223,94 @@ impl FakeGpu {
         self.allocations.lock().values().map(|allocation| allocation.len).sum()
     }
 
+    /// Returns the handle of an allocation. The driver makes one of CUDA IPC for plain memory only.
     pub(super) fn export(&self, extent: &Extent) -> Option<Handle> {
-        if self.allocations.lock()[&extent.base].is_hidden {
-            return None;
+        let id = extent.id.to_le_bytes();
+        match self.allocations.lock()[&extent.base].kind {
+            Kind::Plain => {
+                let mut handle = [0; 64];
+                handle[..8].copy_from_slice(&extent.base.to_le_bytes());
+                handle[8..16].copy_from_slice(&id);
+                Some(Handle::Ipc(handle))
+            }
+            Kind::Mapped => {
+                let mut ticket = [0; 32];
+                ticket[..8].copy_from_slice(&id);
+                Some(Handle::File { ticket, size: extent.size })
+            }
+            Kind::Pool | Kind::Segment => None,
         }
-        let mut handle = [0; 64];
-        handle[..8].copy_from_slice(&extent.base.to_le_bytes());
-        handle[8..16].copy_from_slice(&extent.id.to_le_bytes());
-        Some(handle)
     }
 
-    /// Returns the address of an allocation of another process, if it is still there.
-    pub(super) fn find(&self, handle: &Handle) -> Option<Address> {
-        let (base, id) = numbers(handle);
-        self.allocations.lock().get(&base).is_some_and(|allocation| allocation.id == id).then_some(base)
+    /// Opens an allocation of another process, and returns its address.
+    pub(super) fn open(&self, reach: &Reach, handle: &Handle) -> Result<Address, &'static str> {
+        let number = |bytes: &[u8]| u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        match handle {
+            Handle::Ipc(handle) => {
+                let (base, id) = (number(handle), number(&handle[8..]));
+                let is_there = self.allocations.lock().get(&base).is_some_and(|allocation| allocation.id == id);
+                if !is_there {
+                    return Err("the allocation was freed");
+                }
+                reach.open(base, id).map(|()| base | IMPORTED)
+            }
+            Handle::File { ticket, size } => {
+                let lent = self.lent.lock().get(&number(ticket)).cloned();
+                let (memory, device) = lent.ok_or("its process does not hand it over")?;
+                if memory.len as u64 != *size {
+                    return Err("the allocation has another size");
+                }
+                let address = self.reserve(reach, memory.len) | IMPORTED;
+                reach.map(address, memory, device);
+                Ok(address)
+            }
+        }
     }
 }
 
-fn numbers(handle: &Handle) -> (u64, u64) {
-    let number = |at: usize| u64::from_le_bytes(handle[at..at + 8].try_into().unwrap());
-    (number(0), number(8))
-}
-
-/// What a process has opened.
-#[derive(Default)]
-pub(super) struct Opened {
-    /// By base address, the number of the allocation.
+/// What a process reaches on a device.
+pub(super) struct Reach {
+    pub(super) process: u64,
+    pub(super) device: DeviceId,
+    /// Of each allocation that is open by CUDA IPC: its base address, and its number.
     allocations: Mutex<HashMap<u64, u64>>,
+    /// Memory of other processes that is mapped, and the device that has it.
+    mapped: Mutex<BTreeMap<Address, (Arc<Physical>, DeviceId)>>,
+    /// Ranges where nothing is mapped any more, with their lengths. They are used again first.
+    ranges: Mutex<Vec<(Address, usize)>>,
+    /// The devices to which it has peer access.
+    pub(super) reached: Mutex<HashSet<DeviceId>>,
     /// The number of imports so far.
     pub(super) imports: AtomicUsize,
+    /// Whether what the device writes to memory of other devices is lost.
+    pub(super) loses_writes: AtomicBool,
+    /// What was lost.
+    lost: Mutex<Vec<Box<[u64]>>>,
 }
 
-impl Opened {
-    pub(super) fn open(&self, base: Address, handle: &Handle) -> Result<(), &'static str> {
-        let (_, id) = numbers(handle);
+impl Reach {
+    pub(super) fn new(process: u64, device: DeviceId) -> Reach {
+        Reach {
+            process,
+            device,
+            allocations: Mutex::default(),
+            mapped: Mutex::default(),
+            ranges: Mutex::default(),
+            reached: Mutex::default(),
+            imports: AtomicUsize::new(0),
+            loses_writes: AtomicBool::new(false),
+            lost: Mutex::default(),
+        }
+    }
+
+    /// Returns memory that nothing else reads.
+    fn nowhere(&self, len: usize) -> *mut u8 {
+        let mut lost = self.lost.lock();
+        lost.push(vec![0; len.div_ceil(8)].into());
+        lost.last_mut().expect("it was pushed").as_mut_ptr().cast()
+    }
+
+    fn open(&self, base: Address, id: u64) -> Result<(), &'static str> {
         let mut allocations = self.allocations.lock();
         match allocations.get(&base) {
             Some(&open) if open == id => return Err("this process has opened it already"),
@@ -141,8 +322,28 @@ impl Opened {
         Ok(())
     }
 
+    fn map(&self, address: Address, memory: Arc<Physical>, device: DeviceId) {
+        self.mapped.lock().insert(address, (memory, device));
+        self.imports.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn resolve_mapped(&self, address: Address, len: usize) -> Result<(*mut u8, DeviceId), String> {
+        let mapped = self.mapped.lock();
+        let found = mapped.range(..=address).next_back();
+        let (&base, (memory, device)) = found.ok_or("nothing is mapped there")?;
+        let offset = (address - base) as usize;
+        if offset + len > memory.len {
+            return Err(format!("{len} bytes from {offset} on of {}, which is mapped", memory.len));
+        }
+        Ok((memory.at(offset), *device))
+    }
+
     pub(super) fn close(&self, address: Address) {
-        self.allocations.lock().remove(&(address & !IMPORTED)).expect("the allocation is open");
+        let mapped = self.mapped.lock().remove(&address);
+        match mapped {
+            Some((memory, _)) => self.ranges.lock().push((address & !IMPORTED, memory.len)),
+            None => _ = self.allocations.lock().remove(&(address & !IMPORTED)).expect("the allocation is open"),
+        }
     }
 
     fn is_open(&self, base: Address, id: u64) -> bool {
@@ -150,6 +351,6 @@ impl Opened {
     }
 
     pub(super) fn count(&self) -> usize {
-        self.allocations.lock().len()
+        self.allocations.lock().len() + self.mapped.lock().len()
     }
 }

@@ -3,16 +3,24 @@
 //! - Its streams are threads with random delays, and its addresses are invalid on the host. So a
 //!   test fails if work is not ordered by the stream, or if a device address is used as a host
 //!   address.
-//! - A process has a lock for its driver calls ([`lock`]). Calls that free memory, unpin it, close
-//!   another process's memory, make or destroy streams and events, or load a kernel take it alone
-//!   and wait for all streams of the process.
+//! - A process has a lock for its driver calls ([`lock`]). Calls that free memory, unpin it, map it,
+//!   close another process's memory, make or destroy streams and events, or load a kernel take it
+//!   alone and wait for all streams of the process.
 //! - Kernels of two processes never run at once.
 //! - An access to memory that is not there is an error that stays: all later calls fail, and the
 //!   work of all streams is lost.
+//! - What a device writes to another one may be lost, although they report that they reach each
+//!   other, if a test asks for it.
 //! - A stream that waits for an event of a capture joins that capture, which fails to end if such a
 //!   stream was not joined again.
-//! - Memory of pools cannot be opened by other processes. A process opens an allocation once, and
-//!   not while it has open what was freed at the same address.
+//! - Memory of pools and of expandable segments cannot be opened by other processes, and other
+//!   devices of its own process do not reach it. An expandable segment is several allocations in one
+//!   range of addresses.
+//! - By CUDA IPC, a process opens an allocation once, and not while it has open what was freed at
+//!   the same address. Mapped memory has no such limits, lives as long as any process has it mapped,
+//!   and has no handle of CUDA IPC.
+//! - A process accesses only its own memory and what it has opened. It may number devices differently
+//!   than another process.
 //!
 //! What it cannot show: the driver's real locks, the order in which memory becomes visible, and
 //! times.
@@ -28,7 +36,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering}
 use parking_lot::Mutex;
 
 use self::lock::DriverLock;
-use self::memory::{IMPORTED, OF_DEVICE, Opened};
+use self::memory::{OF_DEVICE, Reach};
 use self::stream::{Mark, Recorded, Streams};
 use super::device::{Address, Device, DeviceId, Driver, EventId, Extension, Extent, Handle, Reduction, StreamId};
 use super::held::Held;
@@ -40,22 +48,27 @@ use crate::types::{DType, ReduceOp};
 pub(crate) use self::memory::FakeGpu;
 pub(crate) use self::stream::FakeGraph;
 
+/// The number of the next process, stream or event.
+static NEXT: AtomicUsize = AtomicUsize::new(1);
+
 /// The driver of one process, and its context on a GPU.
 pub(crate) struct FakeDevice {
     id: DeviceId,
     gpu: Arc<FakeGpu>,
-    lock: DriverLock,
+    /// Of the process.
+    lock: Arc<DriverLock>,
     streams: Arc<Streams>,
     /// What this process has opened of others.
-    opened: Arc<Opened>,
+    opened: Arc<Reach>,
     /// The kernels that were launched before.
     loaded: Mutex<HashSet<(DType, Option<ReduceOp>)>>,
     events: Mutex<HashMap<usize, Arc<Mark>>>,
     held: Arc<Held>,
     extension: Extension,
-    next: AtomicUsize,
     /// Whether streams can wait for words.
     pub(crate) has_words: AtomicBool,
+    /// Whether it has memory that other processes open by a file.
+    pub(crate) has_mapped_memory: AtomicBool,
     /// Whether peers can open allocations.
     pub(crate) exports: AtomicBool,
     /// Whether it can open allocations of peers.
@@ -85,19 +98,28 @@ impl FakeDevice {
 
     /// A process on a GPU, or on one of several that share their memory.
     pub(crate) fn on(gpu: &Arc<FakeGpu>, id: DeviceId) -> FakeDevice {
-        let opened = Arc::<Opened>::default();
+        FakeDevice::of(gpu, id, NEXT.fetch_add(1, Ordering::Relaxed) as u64, Arc::default())
+    }
+
+    /// Another GPU of the same process.
+    pub(crate) fn beside(&self, id: DeviceId) -> FakeDevice {
+        FakeDevice::of(&self.gpu, id, self.opened.process, self.lock.clone())
+    }
+
+    fn of(gpu: &Arc<FakeGpu>, id: DeviceId, process: u64, lock: Arc<DriverLock>) -> FakeDevice {
+        let opened = Arc::new(Reach::new(process, id));
         FakeDevice {
             id,
             streams: Streams::new(gpu, &opened),
             gpu: gpu.clone(),
-            lock: DriverLock::default(),
+            lock,
             opened,
             loaded: Mutex::default(),
             events: Mutex::default(),
             held: Arc::default(),
             extension: Extension::new(),
-            next: AtomicUsize::new(1),
             has_words: AtomicBool::new(true),
+            has_mapped_memory: AtomicBool::new(true),
             exports: AtomicBool::new(true),
             reaches: AtomicBool::new(true),
             has_kernels: AtomicBool::new(true),
@@ -172,6 +194,11 @@ impl FakeDevice {
         self.new_stream().unwrap()
     }
 
+    /// Allocates a range of several handles, like PyTorch's expandable segments.
+    pub(crate) fn allocate_segments(&self, parts: &[usize]) -> Address {
+        self.call(|| self.gpu.map_segments(&self.opened, parts))
+    }
+
     /// Makes an allocation unreachable for peers, like those of CUDA's memory pools.
     pub(crate) fn hide(&self, address: Address) {
         self.gpu.hide(address);
@@ -179,7 +206,7 @@ impl FakeDevice {
 
     /// Has a graph capture the work of a stream.
     pub(crate) fn begin_capture(&self, stream: StreamId) {
-        let number = self.next.fetch_add(1, Ordering::Relaxed) as u64;
+        let number = NEXT.fetch_add(1, Ordering::Relaxed) as u64;
         self.call(|| self.streams.begin_capture(stream, number));
     }
 
@@ -198,6 +225,11 @@ impl FakeDevice {
         let (sender, gone) = crossbeam_channel::unbounded::<()>();
         self.call(|| self.streams.push(stream, move |_| _ = gone.recv()));
         sender
+    }
+
+    /// Keeps all kernels on the GPU from running until the result is dropped.
+    pub(crate) fn hold_back_kernels(&self) -> impl Drop {
+        self.gpu.slice.lock()
     }
 
     /// Waits until a stream has done all its work.
@@ -227,6 +259,11 @@ impl FakeDevice {
         };
         self.call(|| self.streams.push(stream, read));
         wait.recv().unwrap_or_else(|_| panic!("{:?}", self.streams.failure()))
+    }
+
+    /// Loses what the device writes to memory of other devices, although it reaches them.
+    pub(crate) fn lose_writes_to_peers(&self) {
+        self.opened.loses_writes.store(true, Ordering::SeqCst);
     }
 
     /// Bytes that are allocated on the GPU, by all processes.
@@ -269,6 +306,27 @@ impl Driver for Machine {
     }
 }
 
+/// A machine with several devices, in the order in which one process sees them.
+pub(crate) struct Machines(pub(crate) Vec<Arc<FakeDevice>>);
+
+impl Driver for Machines {
+    fn locate(&self, address: *const u8) -> Result<Option<Arc<dyn Device>>> {
+        let (address, first) = (address.addr() as u64, &self.0[0]);
+        let id = first.call(|| first.gpu.device_at(address).filter(|_| address & OF_DEVICE != 0));
+        let device = self.0.iter().find(|device| Some(device.id) == id);
+        Ok(device.map(|device| device.clone() as Arc<dyn Device>))
+    }
+
+    fn device(&self, ordinal: usize) -> Result<Arc<dyn Device>> {
+        Ok(self.0[ordinal].clone())
+    }
+
+    fn device_of(&self, stream: StreamId) -> Result<Arc<dyn Device>> {
+        let device = self.0.iter().find(|device| device.streams.has(stream));
+        Ok(device.expect("the stream is alive").clone())
+    }
+}
+
 /// A host address that a stream's thread uses.
 struct Host(*mut u8);
 
@@ -299,7 +357,7 @@ impl Device for FakeDevice {
     }
 
     fn new_stream(&self) -> Result<StreamId> {
-        let stream = self.next.fetch_add(1, Ordering::Relaxed);
+        let stream = NEXT.fetch_add(1, Ordering::Relaxed);
         self.call_alone(|| self.streams.start(stream));
         Ok(StreamId(stream))
     }
@@ -309,7 +367,7 @@ impl Device for FakeDevice {
     }
 
     fn new_event(&self) -> Result<EventId> {
-        let event = self.next.fetch_add(1, Ordering::Relaxed);
+        let event = NEXT.fetch_add(1, Ordering::Relaxed);
         self.call_alone(|| self.events.lock().insert(event, Arc::default()));
         Ok(EventId(event))
     }
@@ -481,12 +539,22 @@ impl Device for FakeDevice {
     fn allocate(&self, len: usize) -> Result<Address> {
         self.call(|| {
             self.check("allocating device memory")?;
-            Ok(self.gpu.allocate(len))
+            Ok(self.gpu.allocate(&self.opened, len))
+        })
+    }
+
+    fn allocate_for_peers(&self, len: usize) -> Result<Address> {
+        if !self.has_mapped_memory.load(Ordering::SeqCst) {
+            return self.allocate(len);
+        }
+        self.call_alone(|| {
+            self.check("allocating device memory")?;
+            Ok(self.gpu.map(&self.opened, len))
         })
     }
 
     unsafe fn free(&self, address: Address) {
-        self.call_alone(|| self.gpu.free(address));
+        self.call_alone(|| self.gpu.free(&self.opened, address));
     }
 
     fn export(&self, extent: &Extent) -> Result<Handle> {
@@ -495,23 +563,33 @@ impl Device for FakeDevice {
     }
 
     fn import(&self, handle: &Handle) -> Result<Address> {
-        self.call(|| {
+        let open = || {
             self.check("importing memory")?;
             if !self.reaches.load(Ordering::SeqCst) {
                 return Err(self.problem("importing memory", "the GPUs do not reach each other"));
             }
-            let base = self.gpu.find(handle).ok_or_else(|| self.problem("importing memory", "the allocation was freed"))?;
-            self.opened.open(base, handle).map_err(|problem| self.problem("importing memory", problem))?;
-            Ok(base | IMPORTED)
-        })
+            self.gpu.open(&self.opened, handle).map_err(|problem| self.problem("importing memory", problem))
+        };
+        match handle {
+            Handle::Ipc(_) => self.call(open),
+            Handle::File { .. } => self.call_alone(open),
+        }
     }
 
     unsafe fn close(&self, address: Address) {
         self.call_alone(|| self.opened.close(address));
     }
 
-    fn reach(&self, _: Address) -> Result<()> {
-        self.call(|| Ok(()))
+    fn reach(&self, address: Address) -> Result<()> {
+        self.call(|| {
+            let device = self.gpu.device_at(address);
+            let device = device.ok_or_else(|| self.problem("reaching memory", "there is no memory at this address"))?;
+            if !self.reaches.load(Ordering::SeqCst) {
+                return Err(self.problem("reaching memory", "the GPUs do not reach each other"));
+            }
+            self.opened.reached.lock().insert(device);
+            Ok(())
+        })
     }
 }
 

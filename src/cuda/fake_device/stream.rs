@@ -9,7 +9,7 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, unbounded};
 use parking_lot::{Condvar, Mutex};
 
-use super::memory::{FakeGpu, Opened};
+use super::memory::{FakeGpu, Reach};
 use crate::cuda::device::{Address, StreamId};
 
 type Work = Arc<dyn Fn(&Access<'_>) + Send + Sync>;
@@ -80,7 +80,7 @@ pub(super) struct Streams {
 /// What the threads of the streams share.
 struct Shared {
     gpu: Arc<FakeGpu>,
-    opened: Arc<Opened>,
+    opened: Arc<Reach>,
     /// Work that was enqueued and is not done.
     pending: Mutex<usize>,
     is_idle: Condvar,
@@ -153,7 +153,7 @@ impl Access<'_> {
 }
 
 impl Streams {
-    pub(super) fn new(gpu: &Arc<FakeGpu>, opened: &Arc<Opened>) -> Arc<Streams> {
+    pub(super) fn new(gpu: &Arc<FakeGpu>, opened: &Arc<Reach>) -> Arc<Streams> {
         let shared = Shared {
             gpu: gpu.clone(),
             opened: opened.clone(),
@@ -188,6 +188,10 @@ impl Streams {
 
     pub(super) fn end(&self, stream: StreamId) {
         self.senders.lock().remove(&stream.0);
+    }
+
+    pub(super) fn has(&self, stream: StreamId) -> bool {
+        self.senders.lock().contains_key(&stream.0)
     }
 
     /// Gives a stream work, or the graph that captures the stream's work.

@@ -4,6 +4,8 @@
 //! which the CUDA runtime and PyTorch also use. It makes that context current during a call, and
 //! restores the previous one afterwards.
 
+mod mapped;
+
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +14,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use cudarc::driver::sys::{self as cu, CUresult};
 use parking_lot::Mutex;
 
+use self::mapped::AllMapped;
 use super::device::{Address, Device, DeviceId, Driver, EventId, Extension, Extent, Handle, Reduction, StreamId};
 use super::held::Held;
 use super::kernels;
@@ -31,17 +34,19 @@ static NVIDIA: LazyLock<Option<Arc<Nvidia>>> = LazyLock::new(|| {
     // not there, no other call is made.
     let is_there = unsafe { cu::is_culib_present() };
     // cudarc panics at a call that the library does not have.
-    let has = |symbol: &&[u8]| {
-        // SAFETY: the symbol is only looked up.
-        unsafe { cu::culib().get::<*const c_void>(*symbol) }.is_ok()
-    };
-    if is_there && let Some(symbol) = NEWEST.iter().find(|symbol| !has(symbol)) {
+    if is_there && let Some(symbol) = NEWEST.into_iter().find(|symbol| !has_call(symbol)) {
         let symbol = String::from_utf8_lossy(symbol);
         tracing::warn!(%symbol, "the CUDA driver is too old or incomplete, so device memory is not supported; update it");
         return None;
     }
     is_there.then(|| Arc::new(Nvidia { devices: Mutex::default() }))
 });
+
+/// Whether the driver's library, which is there, has a call.
+fn has_call(symbol: &[u8]) -> bool {
+    // SAFETY: the symbol is only looked up.
+    unsafe { cu::culib().get::<*const c_void>(symbol) }.is_ok()
+}
 
 /// The calls that old drivers do not have.
 const NEWEST: [&[u8]; 7] = [
@@ -174,6 +179,8 @@ fn raw_event(event: EventId) -> cu::CUevent {
 
 /// One GPU.
 struct Gpu {
+    /// The number under which this process sees it. Other processes may number devices differently.
+    ordinal: c_int,
     name: String,
     id: DeviceId,
     context: Context,
@@ -183,6 +190,9 @@ struct Gpu {
     kernels: Mutex<Kernels>,
     /// Handles of allocations by their id: making one takes microseconds.
     handles: Mutex<HashMap<u64, Handle>>,
+    /// By its first byte.
+    mapped: Mutex<AllMapped>,
+    has_mapped_memory: OnceLock<bool>,
     /// Whether streams can wait for words and write them.
     has_words: OnceLock<bool>,
     held: Arc<Held>,
@@ -249,6 +259,7 @@ impl Gpu {
         // SAFETY: the array was zeros, and its last byte still is.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy();
         Ok(Gpu {
+            ordinal: device,
             name: format!("CUDA device {ordinal} ({name})"),
             id: uuid.bytes.map(|byte| byte.to_ne_bytes()[0]),
             context: Context(context),
@@ -259,6 +270,8 @@ impl Gpu {
             multiprocessors: attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             kernels: Mutex::default(),
             handles: Mutex::default(),
+            mapped: Mutex::default(),
+            has_mapped_memory: OnceLock::new(),
             has_words: OnceLock::new(),
             held: Arc::default(),
             extension: Extension::new(),
@@ -415,6 +428,9 @@ impl Device for Gpu {
 
     fn extent(&self, address: Address) -> Result<Extent> {
         const DOING: &str = "looking up the allocation of a buffer";
+        if let Some(extent) = self.mapped_extent(address) {
+            return Ok(extent);
+        }
         let (mut base, mut size, mut id) = (0, 0, 0u64);
         // SAFETY: the call writes two numbers.
         self.within(DOING, || unsafe { cu::cuMemGetAddressRange_v2(&mut base, &mut size, address) })?;
@@ -605,7 +621,20 @@ impl Device for Gpu {
         Ok(address)
     }
 
+    fn allocate_for_peers(&self, len: usize) -> Result<Address> {
+        if self.has_mapped_memory() {
+            match self.allocate_mapped(len) {
+                Ok(address) => return Ok(address),
+                Err(error) => tracing::debug!(%error, "memory is allocated for CUDA IPC instead"),
+            }
+        }
+        self.allocate(len)
+    }
+
     unsafe fn free(&self, address: Address) {
+        if self.free_mapped(address) {
+            return;
+        }
         // SAFETY: `allocate` returned this memory, and it is no longer used.
         if let Err(error) = self.within("freeing device memory", || unsafe { cu::cuMemFree_v2(address) }) {
             tracing::debug!(%error);
@@ -613,6 +642,9 @@ impl Device for Gpu {
     }
 
     fn export(&self, extent: &Extent) -> Result<Handle> {
+        if let Some(handle) = self.mapped_handle(extent) {
+            return Ok(handle);
+        }
         let mut handles = self.handles.lock();
         if let Some(handle) = handles.get(&extent.id) {
             return Ok(*handle);
@@ -623,13 +655,16 @@ impl Device for Gpu {
         if handles.len() >= MOST_HANDLES {
             handles.clear();
         }
-        let handle = handle.reserved.map(|byte| byte.to_ne_bytes()[0]);
+        let handle = Handle::Ipc(handle.reserved.map(|byte| byte.to_ne_bytes()[0]));
         handles.insert(extent.id, handle);
         Ok(handle)
     }
 
     fn import(&self, handle: &Handle) -> Result<Address> {
-        let handle = cu::CUipcMemHandle { reserved: handle.map(|byte| byte as c_char) };
+        let handle = match handle {
+            Handle::Ipc(handle) => cu::CUipcMemHandle { reserved: handle.map(|byte| byte as c_char) },
+            Handle::File { ticket, size } => return self.import_mapped(ticket, *size),
+        };
         let mut address = 0;
         let flags = cu::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         // SAFETY: the call writes an address. The driver refuses an invalid handle.
@@ -638,6 +673,9 @@ impl Device for Gpu {
     }
 
     unsafe fn close(&self, address: Address) {
+        if self.free_mapped(address) {
+            return;
+        }
         // SAFETY: the memory was imported, and is no longer used.
         if let Err(error) = self.within("closing another process's memory", || unsafe { cu::cuIpcCloseMemHandle(address) }) {
             tracing::debug!(%error);

@@ -184,6 +184,31 @@ fn memory_is_found_and_copied() {
     assert!(get(&gpu, &stream, other.address, len).iter().all(|&byte| byte == 0));
 }
 
+/// Memory for other processes, opened by this one: an owner may free it first.
+#[test]
+fn memory_for_peers_outlives_its_owner() {
+    let Some(gpu) = gpu() else { return };
+    let (stream, len) = (Stream::new(&gpu).unwrap(), (3 << 20) + 5);
+    let memory = Memory::for_peers(&gpu, len).unwrap();
+    let extent = gpu.extent(memory.address + len as u64 - 1).unwrap();
+    assert!(extent.base == memory.address && extent.size >= len as u64);
+    let handle = gpu.export(&extent).unwrap();
+    let Handle::File { .. } = handle else { panic!("the GPU has no memory that is opened by a file") };
+    let content = elements(DType::U8, len, 9);
+    put(&gpu, &stream, &content, memory.address);
+    let opened = [0; 2].map(|_| gpu.import(&handle).unwrap());
+    drop(memory);
+    gpu.held().until_released();
+    assert!(gpu.import(&handle).is_err(), "the memory is no longer lent");
+    for address in opened {
+        assert!(get(&gpu, &stream, address, len) == content);
+        // SAFETY: the stream is done with it.
+        unsafe { gpu.close(address) };
+    }
+    let again = Memory::for_peers(&gpu, len).unwrap();
+    assert_ne!(gpu.extent(again.address).unwrap().id, extent.id);
+}
+
 #[test]
 fn pinned_memory_is_copied() {
     let Some(gpu) = gpu() else { return };

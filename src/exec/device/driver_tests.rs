@@ -14,35 +14,49 @@ use crate::error::Result;
 use crate::exec::{Call, Raw};
 use crate::types::{DType, Op, Rank, ReduceOp};
 
-/// A rank. All share a GPU.
-struct Process {
-    comm: Communicator,
-    device: Arc<FakeDevice>,
-    stream: StreamId,
-    rank: Rank,
+/// A rank.
+pub(super) struct Process {
+    pub(super) comm: Communicator,
+    pub(super) device: Arc<FakeDevice>,
+    pub(super) stream: StreamId,
+    pub(super) rank: Rank,
 }
 
-fn processes(world: usize) -> Vec<Process> {
-    let gpu = Arc::<FakeGpu>::default();
-    let comms = Communicator::builder().devices(true).timeout(Duration::from_secs(60)).connect_in_process(world).unwrap();
-    let process = |(rank, comm): (Rank, Communicator)| {
-        let device = Arc::new(FakeDevice::on(&gpu, [7; 16]));
-        let machine: Arc<dyn Driver> = Arc::new(Machine(device.clone()));
-        let comm = comm.with_driver(machine);
-        comm.exec.state.core.lock().devices.process = Some(rank as u64);
-        Process { comm, stream: device.user_stream(), device, rank }
+/// What the process of a rank sees of the machine.
+pub(super) struct Seat {
+    /// The number of the process.
+    pub(super) process: u64,
+    pub(super) machine: Arc<dyn Driver>,
+    /// The device that the rank uses.
+    pub(super) device: Arc<FakeDevice>,
+}
+
+pub(super) fn on_seats(seats: Vec<Seat>, body: impl Fn(Process) + Sync) {
+    let builder = Communicator::builder().devices(true).timeout(Duration::from_secs(60));
+    let comms = builder.connect_in_process(seats.len()).unwrap();
+    let process = |(rank, (comm, seat)): (Rank, (Communicator, Seat))| {
+        let comm = comm.with_driver(seat.machine);
+        comm.exec.state.core.lock().devices.process = Some(seat.process);
+        Process { comm, stream: seat.device.user_stream(), device: seat.device, rank }
     };
-    comms.into_iter().enumerate().map(process).collect()
-}
-
-fn on_each(world: usize, body: impl Fn(Process) + Sync) {
+    let processes: Vec<_> = comms.into_iter().zip(seats).enumerate().map(process).collect();
     std::thread::scope(|scope| {
-        let threads: Vec<_> = processes(world).into_iter().map(|process| scope.spawn(|| body(process))).collect();
+        let threads: Vec<_> = processes.into_iter().map(|process| scope.spawn(|| body(process))).collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
 
-const COUNT: usize = 100_000;
+/// Each rank is a process, and all share a GPU.
+pub(super) fn on_each(world: usize, body: impl Fn(Process) + Sync) {
+    let gpu = Arc::<FakeGpu>::default();
+    let seat = |rank: Rank| {
+        let device = Arc::new(FakeDevice::on(&gpu, [7; 16]));
+        Seat { process: rank as u64, machine: Arc::new(Machine(device.clone())), device }
+    };
+    on_seats((0..world).map(seat).collect(), body);
+}
+
+pub(super) const COUNT: usize = 100_000;
 
 impl Process {
     fn call(&self, op: Op, dtype: DType, count: usize, memory: Address) -> Call {
@@ -54,7 +68,7 @@ impl Process {
     }
 
     /// Enqueues an all-reduce of ones in place.
-    fn all_reduce(&self, dtype: DType, memory: Address) -> Result<()> {
+    pub(super) fn all_reduce(&self, dtype: DType, memory: Address) -> Result<()> {
         // SAFETY: the memory is freed when the stream has passed the call.
         unsafe { self.comm.exec.run_prepared(&self.call(Op::AllReduce, dtype, COUNT, memory)) }
     }
@@ -65,7 +79,7 @@ impl Process {
         memory
     }
 
-    fn expect(&self, memory: Address, value: f32) {
+    pub(super) fn expect(&self, memory: Address, value: f32) {
         let got = self.device.read(self.stream, memory, 4 * COUNT);
         assert!(got.chunks(4).all(|bytes| bytes == value.to_le_bytes()), "{:?}", &got[..16]);
     }
@@ -110,6 +124,26 @@ fn a_stream_continues_at_the_deadline() {
             }
             assert!(process.comm.exec.failure().is_some());
         }
+    });
+}
+
+/// The device does not come to verify that it reaches its peers: the call fails at its deadline.
+#[test]
+fn a_verification_that_does_not_end() {
+    let both = std::sync::Barrier::new(2);
+    on_each(2, |process| {
+        let memory = process.ones();
+        process.device.synchronise(process.stream);
+        let held = (process.rank == 0).then(|| process.device.hold_back_kernels());
+        both.wait();
+        let mut call = process.call(Op::AllReduce, DType::F32, COUNT, memory);
+        call.timeout = Some(Duration::from_millis(400));
+        // SAFETY: the memory is never freed.
+        let outcome = unsafe { process.comm.exec.run_prepared(&call) };
+        assert!(outcome.is_err() && process.comm.exec.failure().is_some(), "{outcome:?}");
+        both.wait();
+        drop(held);
+        process.device.synchronise(process.stream);
     });
 }
 
@@ -298,13 +332,13 @@ fn alone(device: &Arc<FakeDevice>) -> Communicator {
 }
 
 impl Process {
-    fn lent(&self, raw: &Raw<'_>, stream: StreamId) -> Call {
+    pub(super) fn lent(&self, raw: &Raw<'_>, stream: StreamId) -> Call {
         let mut call = self.comm.exec.prepare(raw).unwrap();
         self.comm.exec.lend(&mut call, stream).unwrap();
         call
     }
 
-    fn in_place(&self, count: usize, memory: Address, timeout: Option<Duration>) -> Raw<'static> {
+    pub(super) fn in_place(&self, count: usize, memory: Address, timeout: Option<Duration>) -> Raw<'static> {
         let (send, recv) = (pointer(memory).cast_const(), pointer(memory));
         Raw { count, redop: Some(ReduceOp::Sum), send, recv, timeout, ..Raw::new(Op::AllReduce, DType::F32) }
     }

@@ -22,6 +22,8 @@ mod direct;
 mod driver_tests;
 #[cfg(test)]
 mod graph_tests;
+#[cfg(test)]
+mod memory_tests;
 mod message;
 mod operation;
 mod prepare;

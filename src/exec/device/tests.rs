@@ -19,6 +19,8 @@ pub(super) enum Path {
     Same,
     /// Where it is: ranks are of different processes.
     Imported,
+    /// The same, for memory that is mapped.
+    Mapped,
     /// The same, on two GPUs that reach each other.
     Peers,
     /// All-reduces through areas on the device, because buffers are hidden; others through the
@@ -47,7 +49,7 @@ pub(super) struct Bed {
 impl Bed {
     pub(super) fn new(path: Path, world: usize) -> Bed {
         let gpu = Arc::<FakeGpu>::default();
-        let processes = if matches!(path, Path::Imported | Path::Areas | Path::Peers) { world } else { 1 };
+        let processes = if matches!(path, Path::Imported | Path::Mapped | Path::Areas | Path::Peers) { world } else { 1 };
         let id = |process: usize| [if path == Path::Peers { 1 + process as u8 % 2 } else { 1 }; 16];
         let devices: Vec<_> = (0..processes).map(|process| Arc::new(FakeDevice::on(&gpu, id(process)))).collect();
         devices.iter().for_each(|device| device.exports.store(path != Path::Staged, Ordering::SeqCst));
@@ -181,7 +183,8 @@ impl<'a> User<'a> {
         let allocate = |len: usize| {
             let free = if is_new { None } else { self.free.lock().pop() };
             free.filter(|_| len <= ARENA).unwrap_or_else(|| {
-                let memory = self.device.allocate(len.max(ARENA)).unwrap();
+                let allocate = if self.path == Path::Mapped { FakeDevice::allocate_for_peers } else { FakeDevice::allocate };
+                let memory = allocate(self.device, len.max(ARENA)).unwrap();
                 if self.path == Path::Areas {
                     self.device.hide(memory);
                 }
@@ -327,6 +330,7 @@ fn every_collective_where_it_is() {
 fn every_collective_between_processes() {
     every_collective(Path::Imported, 2, DType::F32);
     every_collective(Path::Imported, 3, DType::Bool);
+    every_collective(Path::Mapped, 3, DType::F32);
 }
 
 #[test]
@@ -346,7 +350,7 @@ fn every_collective_on_two_gpus() {
 /// No call of another thread that waits for streams keeps an operation from ending.
 #[test]
 fn every_collective_while_the_driver_is_busy() {
-    for path in [Path::Imported, Path::Areas] {
+    for path in [Path::Imported, Path::Mapped, Path::Areas] {
         let bed = Bed { is_busy: true, ..Bed::new(path, 2) };
         every_collective_on(&bed, path, DType::F32);
     }
@@ -496,6 +500,31 @@ fn what_was_freed_is_opened_anew() {
     assert_eq!(bed.imports(), 2);
 }
 
+/// Devices report that they reach each other, and what one of them writes to the other is lost: no
+/// rank uses the direct path.
+#[test]
+fn peer_access_that_loses_writes() {
+    for loser in [0, 1] {
+        let bed = Bed::new(Path::Peers, 2);
+        bed.devices[loser].lose_writes_to_peers();
+        bed.run(|comm, rank, device, stream| {
+            let user = User::new(comm, device, stream, Path::Staged);
+            for _ in 0..5 {
+                let raw = raw(Op::AllReduce, DType::F32, 50_000, 0);
+                let input = (rank as f32 + 1.0).to_le_bytes().repeat(50_000);
+                assert!(user.run(&raw, &input, None).chunks(4).all(|sum| sum == 3f32.to_le_bytes()));
+            }
+            // The calls have ended on the host, too.
+            comm.barrier().unwrap();
+            let DeviceStats { staged, in_place, through_areas, .. } = comm.stats().device;
+            assert_eq!([staged, in_place, through_areas], [5, 0, 0]);
+        });
+        assert!(bed.imports() > 0, "the areas could be opened");
+        assert_eq!(bed.moves(), 0);
+        assert_eq!(bed.sum(FakeDevice::open), 0);
+    }
+}
+
 /// With any failure of a device at any time all ranks fail, none hangs, and streams continue.
 #[test]
 fn failures_of_the_device() {
@@ -507,6 +536,7 @@ fn failures_of_the_device() {
                     let bed = Bed::new(path, 2);
                     bed.devices[0].fails_after.store(after, Ordering::SeqCst);
                     let failures = std::sync::atomic::AtomicUsize::new(0);
+                    let avoided = std::sync::atomic::AtomicBool::new(false);
                     bed.run(|comm, _, device, stream| {
                         let user = User::new(comm, device, stream, path);
                         let raw = raw(op, DType::F32, count, 0);
@@ -524,6 +554,10 @@ fn failures_of_the_device() {
                             // SAFETY: the memory is never freed.
                             outcome = outcome.and(unsafe { comm.exec.start_prepared(call) }.and_then(|work| Ok(work.wait()?)));
                         }
+                        // A rank that cannot verify that it reaches its peers has them pass all through the host.
+                        if comm.stats().device.staged > 0 && path != Path::Staged {
+                            avoided.store(true, Ordering::SeqCst);
+                        }
                         if let Err(error) = outcome {
                             failures.fetch_add(1, Ordering::SeqCst);
                             let is_told = matches!(error, Error::Device { .. } | Error::Peer { .. } | Error::Revoked { .. });
@@ -532,7 +566,8 @@ fn failures_of_the_device() {
                         // It would wait forever if the gate stayed closed.
                         device.synchronise(user.stream);
                     });
-                    assert_eq!(failures.into_inner(), 2, "{path:?} {op} {count} {after}");
+                    let expected = if avoided.into_inner() { 0 } else { 2 };
+                    assert_eq!(failures.into_inner(), expected, "{path:?} {op} {count} {after}");
                 }
             }
         }

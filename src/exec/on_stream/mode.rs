@@ -2,9 +2,11 @@
 //! reach each other's memory, and make what later calls need. Each driver call here is made by the
 //! caller, before its stream waits for anything.
 
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::verify::{VERIFIED, verify};
 use crate::cuda::device::{Address, Device, Memory};
 use crate::cuda::imports::Import;
 use crate::cuda::peers::{Exported, Peers, Record, leaders};
@@ -23,6 +25,8 @@ const CLOSES: Duration = Duration::from_secs(5);
 
 /// Bytes of a rank's area on its device.
 const DEVICE_AREA: usize = if cfg!(test) { 1 << 20 } else { 64 << 20 };
+
+const _: () = assert!(VERIFIED <= DEVICE_AREA);
 
 impl Executor {
     /// Returns how the large calls of a communicator pass. Prepares for them with the other ranks,
@@ -65,11 +69,17 @@ impl Executor {
             Prepared::Reachable(records) => records,
         };
         let (memory, _) = area.expect("all ranks have an area");
-        let areas = open_areas(device, state.info.rank, &records);
+        // After a failure it stays: peers that have not noticed it yet still use it.
+        let memory = ManuallyDrop::new(memory);
+        // The other ranks wait for this one as long as for any step of the call.
+        let timeout = call.timeout.unwrap_or(state.info.timeout) / 2;
+        let areas = reach_areas(device, state.info.rank, &records, timeout).map_err(|error| self.fail(error))?;
         let areas = areas.inspect_err(|error| {
             tracing::info!(%error, "memory of other ranks cannot be reached: it passes through the host");
         });
-        match self.in_turn(call, |operation| operation.agree_on_areas(areas.is_ok(), &records))? {
+        let agreed = self.in_turn(call, |operation| operation.agree_on_areas(areas.is_ok(), &records))?;
+        let memory = ManuallyDrop::into_inner(memory);
+        match agreed {
             Prepared::Staged(memory, place) => staged(memory, place),
             Prepared::Reachable(records) => {
                 let areas = areas.expect("all ranks have opened the areas");
@@ -92,6 +102,17 @@ fn own_area(device: &Arc<dyn Device>) -> Option<(Memory, Exported)> {
 
 /// The ranks' areas, as this rank's kernels reach them.
 type Areas = Vec<(Address, Option<Arc<Import>>)>;
+
+/// Opens the areas of all ranks, if this rank launches kernels, and verifies that its device reaches
+/// them. The inner error says why it does not. With the outer one the device may still write there.
+fn reach_areas(device: &Arc<dyn Device>, rank: Rank, records: &[Record], timeout: Duration) -> Result<Result<Areas>> {
+    let areas = match open_areas(device, rank, records) {
+        Ok(areas) => areas,
+        Err(error) => return Ok(Err(error)),
+    };
+    let addresses: Vec<Address> = areas.iter().map(|(address, _)| *address).collect();
+    Ok(verify(device, rank, records, &addresses, timeout)?.map(|()| areas))
+}
 
 /// Opens the areas of all ranks, if this rank launches kernels.
 fn open_areas(device: &Arc<dyn Device>, rank: Rank, records: &[Record]) -> Result<Areas> {

@@ -3,6 +3,8 @@
 #[cfg(not(kolo_posix))]
 mod futex;
 mod host;
+#[cfg(any(feature = "cuda", test))]
+mod lent_file;
 #[cfg(not(kolo_posix))]
 mod local_socket;
 #[cfg(not(kolo_posix))]
@@ -16,6 +18,8 @@ mod tests;
 #[cfg(not(kolo_posix))]
 pub(crate) use futex::{sleep_on, wake_all};
 pub(crate) use host::{boot_identity, port_holder};
+#[cfg(feature = "cuda")]
+pub(crate) use lent_file::{BorrowedFile, LentFile, can_lend_files};
 #[cfg(not(kolo_posix))]
 pub(crate) use local_socket::LocalListener;
 #[cfg(not(kolo_posix))]

@@ -1,13 +1,16 @@
 //! Connections between processes of one host: Unix sockets. The systems differ in their names.
 
-use std::io;
-use std::os::fd::OwnedFd;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use mio::{Interest, Registry, Token};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::SendFlags;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 
 /// Lets a call fail, without SIGPIPE, where the peer has closed the connection: the program may not
 /// ignore the signal. On Apple's systems, mio sets an option of the socket that does this, and what
@@ -24,7 +27,7 @@ pub(super) const NO_SIGNAL: SendFlags = {
 };
 
 /// A connection inside the host. Reads and writes do not block; those of [`LocalStream::until`] do.
-pub(crate) struct LocalStream(pub(super) mio::net::UnixStream);
+pub(crate) struct LocalStream(pub(in crate::sys) mio::net::UnixStream);
 
 /// Connects to an address. Tries again while an error says that the listener's queue is full, and
 /// fails with `TimedOut` if it is full until the deadline.
@@ -61,6 +64,39 @@ impl LocalStream {
             (unsafe { libc::getpeereid(self.0.as_raw_fd(), &mut user, &mut group) } == 0).then_some(user)
         };
         user == Some(rustix::process::geteuid().as_raw())
+    }
+
+    /// Hands a file over to the process at the other end. Fails with `WouldBlock` if the connection
+    /// has no room for it.
+    pub(in crate::sys) fn send_file(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+        let files = [file];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&files));
+        sendmsg(&self.0, &[IoSlice::new(b"m")], &mut control, NO_SIGNAL)?;
+        Ok(())
+    }
+
+    /// Receives the file that the process at the other end hands over; `None` if its message has no
+    /// file. Fails with `TimedOut` at the deadline.
+    pub(in crate::sys) fn receive_file(&self, deadline: Instant) -> io::Result<Option<OwnedFd>> {
+        #[cfg(target_os = "linux")]
+        const FLAGS: RecvFlags = RecvFlags::CMSG_CLOEXEC;
+        #[cfg(not(target_os = "linux"))]
+        const FLAGS: RecvFlags = RecvFlags::empty();
+        self.until(deadline).wait(PollFlags::IN)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        let received = rustix::io::retry_on_intr(|| recvmsg(&self.0, &mut [IoSliceMut::new(&mut byte)], &mut control, FLAGS))?;
+        if received.bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let file = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+            _ => None,
+        });
+        file.map(close_on_exec).transpose()
     }
 
     /// Returns the stream with reads and writes that wait until the deadline.
@@ -163,7 +199,7 @@ impl<Place> LocalListener<Place> {
 /// Linux does this as it receives the descriptor. Elsewhere, a thread that starts a program between
 /// the two calls hands the descriptor on to it, which keeps memory alive and reveals it to a
 /// program of the same user.
-pub(super) fn close_on_exec(file: OwnedFd) -> io::Result<OwnedFd> {
+fn close_on_exec(file: OwnedFd) -> io::Result<OwnedFd> {
     #[cfg(not(target_os = "linux"))]
     rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::CLOEXEC)?;
     Ok(file)

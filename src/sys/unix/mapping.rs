@@ -1,7 +1,6 @@
 //! Mapping memory that processes share, and handing it over.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -10,14 +9,10 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, recvmsg, sendmsg,
-};
 
-use super::local_socket::{LocalStream, NO_SIGNAL, close_on_exec};
+use super::local_socket::LocalStream;
 use super::memory::{check_memory, page_size};
 
 /// Memory without a name that a descriptor stands for. Ranges are those of the memory, which begins
@@ -169,35 +164,14 @@ impl<M: Memory> Mapping<M> {
     }
 
     pub(in crate::sys) fn hand_over(&self, to: &LocalStream) -> io::Result<()> {
-        let file = self.file()?;
-        let files = [file.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        control.push(SendAncillaryMessage::ScmRights(&files));
-        sendmsg(&to.0, &[IoSlice::new(b"m")], &mut control, NO_SIGNAL)?;
-        Ok(())
+        to.send_file(self.file()?.as_fd())
     }
 
     pub(in crate::sys) fn take_over(from: &LocalStream, len: usize, deadline: Instant) -> io::Result<Mapping<M>> {
-        #[cfg(target_os = "linux")]
-        const FLAGS: RecvFlags = RecvFlags::CMSG_CLOEXEC;
-        #[cfg(not(target_os = "linux"))]
-        const FLAGS: RecvFlags = RecvFlags::empty();
-        from.until(deadline).wait(PollFlags::IN)?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut byte = [0];
-        let received = rustix::io::retry_on_intr(|| recvmsg(&from.0, &mut [IoSliceMut::new(&mut byte)], &mut control, FLAGS))?;
-        if received.bytes == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let file = control.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-            _ => None,
-        });
+        let file = from.receive_file(deadline)?;
         let file =
             file.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the leader of the host has no memory to share"))?;
-        Mapping::map(Arc::new(M::received(close_on_exec(file)?, len)?), 0..len)
+        Mapping::map(Arc::new(M::received(file, len)?), 0..len)
     }
 }
 

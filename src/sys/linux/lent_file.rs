@@ -1,0 +1,261 @@
+//! Files that this process hands over to other processes of its user, each to those that know its
+//! ticket.
+//!
+//! A thread answers at an abstract socket. It hands nothing to processes of other users, and a
+//! ticket cannot be guessed: it travels between ranks, which have authenticated each other.
+//! `pidfd_getfd` would need no thread, but it needs the right to debug the other process, which
+//! siblings do not have on many systems (Yama, the seccomp profiles of containers).
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::sys::unix::local_socket::{LocalStream, connect_to};
+use crate::sys::{Ticket, between_forks, forks};
+
+/// How long the thread waits for a connected process to show its ticket.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// The pause after a failure to accept, for example because no descriptor is left.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Half of a ticket.
+type Half = [u8; 16];
+
+/// What this process lends.
+struct Lender {
+    /// Forks that led to this process: a child has none of its parent's threads.
+    forks: u32,
+    /// The first half of all tickets, from which the name of the socket follows.
+    name: Half,
+    /// By the second half of their tickets.
+    files: Mutex<HashMap<Half, OwnedFd>>,
+}
+
+static LENDER: Mutex<Option<Arc<Lender>>> = Mutex::new(None);
+
+/// A file that other processes can have until this is dropped. They keep what they have.
+pub(crate) struct LentFile {
+    lender: Arc<Lender>,
+    token: Half,
+}
+
+/// A file that another process has handed over.
+pub(crate) struct BorrowedFile(OwnedFd);
+
+fn random() -> io::Result<Half> {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).map_err(|_| io::Error::other("the system has no random numbers"))?;
+    Ok(random)
+}
+
+fn address(name: &[u8]) -> io::Result<SocketAddr> {
+    let hex: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
+    SocketAddr::from_abstract_name(format!("kolo-file-{hex}"))
+}
+
+impl Lender {
+    fn of_this_process() -> io::Result<Arc<Lender>> {
+        between_forks(|| {
+            let mut lender = LENDER.lock();
+            if let Some(lender) = lender.as_ref().filter(|lender| lender.forks == forks()) {
+                return Ok(lender.clone());
+            }
+            let new = Arc::new(Lender { forks: forks(), name: random()?, files: Mutex::default() });
+            let listener = UnixListener::bind_addr(&address(&new.name)?)?;
+            let serving = new.clone();
+            std::thread::Builder::new().name("kolo-files".to_owned()).spawn(move || serving.serve(&listener))?;
+            Ok(lender.insert(new).clone())
+        })
+    }
+
+    fn serve(&self, listener: &UnixListener) {
+        loop {
+            let handed = match listener.accept() {
+                Ok((stream, _)) => self.hand_over(stream),
+                Err(error) => {
+                    std::thread::sleep(PAUSE);
+                    Err(error)
+                }
+            };
+            if let Err(error) = handed {
+                tracing::debug!(%error, "a file is not handed over");
+            }
+        }
+    }
+
+    fn hand_over(&self, stream: UnixStream) -> io::Result<()> {
+        stream.set_nonblocking(true)?;
+        let stream = LocalStream(mio::net::UnixStream::from_std(stream));
+        if !stream.is_of_this_user() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let mut token = Half::default();
+        stream.until(Instant::now() + PATIENCE).read_exact(&mut token)?;
+        let file = self.files.lock().get(&token).map(OwnedFd::try_clone).transpose()?;
+        // Without a file, the other process finds the connection closed.
+        file.map_or(Ok(()), |file| stream.send_file(file.as_fd()))
+    }
+}
+
+impl LentFile {
+    /// Lends a file, and takes it over also if this fails.
+    ///
+    /// # Safety
+    ///
+    /// `number` is an open file that nothing else closes.
+    pub(crate) unsafe fn new(number: i32) -> io::Result<LentFile> {
+        // SAFETY: the caller keeps the same contract.
+        let file = unsafe { OwnedFd::from_raw_fd(number) };
+        let (lender, token) = (Lender::of_this_process()?, random()?);
+        lender.files.lock().insert(token, file);
+        Ok(LentFile { lender, token })
+    }
+
+    pub(crate) fn ticket(&self) -> Ticket {
+        let mut ticket = Ticket::default();
+        ticket[..16].copy_from_slice(&self.lender.name);
+        ticket[16..].copy_from_slice(&self.token);
+        ticket
+    }
+}
+
+impl Drop for LentFile {
+    fn drop(&mut self) {
+        // A forked child drops only its own.
+        if self.lender.forks == forks() {
+            self.lender.files.lock().remove(&self.token);
+        }
+    }
+}
+
+impl BorrowedFile {
+    /// Has another process of this user hand over a file. Fails with `NotFound` if that process no
+    /// longer lends it, with `ConnectionRefused` if the process has ended, and with `TimedOut` at the
+    /// deadline.
+    pub(crate) fn fetch(ticket: &Ticket, deadline: Instant) -> io::Result<BorrowedFile> {
+        let (name, token) = ticket.split_at(16);
+        let stream = connect_to(&address(name)?, deadline, |error| error.kind() == io::ErrorKind::WouldBlock)?;
+        if !stream.is_of_this_user() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        stream.until(deadline).write_all(token)?;
+        let file = stream.receive_file(deadline).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => io::ErrorKind::NotFound.into(),
+            _ => error,
+        })?;
+        file.map(BorrowedFile).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    pub(crate) fn number(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Whether processes of this user can hand files over here, found out by a file that this process
+/// lends itself. May take a second at its first call.
+pub(crate) fn can_lend_files() -> bool {
+    static CAN: LazyLock<bool> = LazyLock::new(|| {
+        let tried = (|| {
+            let file = std::fs::File::open("/dev/null")?;
+            // SAFETY: the file is open, and nothing else has its descriptor.
+            let lent = unsafe { LentFile::new(std::os::fd::IntoRawFd::into_raw_fd(file))? };
+            BorrowedFile::fetch(&lent.ticket(), Instant::now() + Duration::from_secs(1))
+        })();
+        tried.inspect_err(|error| tracing::info!(%error, "processes of this machine cannot hand files over")).is_ok()
+    });
+    *CAN
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::IntoRawFd;
+
+    use super::*;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    /// A file with this content.
+    fn lent(content: &[u8]) -> LentFile {
+        let (reads, mut writes) = io::pipe().unwrap();
+        writes.write_all(content).unwrap();
+        // SAFETY: nothing else has the descriptor.
+        unsafe { LentFile::new(OwnedFd::from(reads).into_raw_fd()).unwrap() }
+    }
+
+    #[test]
+    fn files_are_handed_over_to_those_with_a_ticket() {
+        assert!(can_lend_files());
+        let [one, other] = [b"one", b"two"].map(|content| lent(content));
+        for (file, content) in [(&other, "two"), (&one, "one")] {
+            let borrowed = BorrowedFile::fetch(&file.ticket(), soon()).unwrap();
+            assert!(borrowed.number() > 2);
+            let mut read = String::new();
+            std::fs::File::from(borrowed.0).read_to_string(&mut read).unwrap();
+            assert_eq!(read, content);
+        }
+        let mut forged = one.ticket();
+        forged[31] ^= 1;
+        let error = BorrowedFile::fetch(&forged, soon()).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        let ticket = one.ticket();
+        drop(one);
+        let error = BorrowedFile::fetch(&ticket, soon()).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+
+    /// The ticket of the test's parent process.
+    const TICKET: &str = "TICKET_OF_A_LENT_FILE";
+
+    #[test]
+    fn another_process_borrows_a_file() {
+        if let Ok(hex) = std::env::var(TICKET) {
+            let ticket = std::array::from_fn(|i| u8::from_str_radix(&hex[2 * i..][..2], 16).unwrap());
+            let borrowed = BorrowedFile::fetch(&ticket, soon()).unwrap();
+            std::fs::File::from(borrowed.0).write_all(b"from a child").unwrap();
+            return;
+        }
+        let (mut reads, writes) = io::pipe().unwrap();
+        // SAFETY: nothing else has the descriptor.
+        let lent = unsafe { LentFile::new(OwnedFd::from(writes).into_raw_fd()).unwrap() };
+        let hex: String = lent.ticket().iter().map(|byte| format!("{byte:02x}")).collect();
+        let name = std::thread::current().name().unwrap().to_owned();
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args([&name, "--exact", "--test-threads=1"]).env(TICKET, hex).stdout(std::process::Stdio::null());
+        let status = child.status().unwrap();
+        assert!(status.success());
+        drop(lent);
+        let mut read = String::new();
+        reads.read_to_string(&mut read).unwrap();
+        assert_eq!(read, "from a child");
+    }
+
+    #[test]
+    fn a_process_that_has_ended_or_is_silent_is_not_waited_for() {
+        let error = BorrowedFile::fetch(&[7; 32], soon()).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+        // It listens, and does not answer.
+        let _silent = UnixListener::bind_addr(&address(&[9; 16]).unwrap()).unwrap();
+        let began = Instant::now();
+        let error = BorrowedFile::fetch(&[9; 32], began + Duration::from_millis(200)).err().unwrap();
+        assert!(error.kind() == io::ErrorKind::TimedOut && began.elapsed() < Duration::from_secs(5), "{error}");
+    }
+
+    /// A process that connects and says nothing holds the others up for a moment only.
+    #[test]
+    fn a_silent_borrower_does_not_keep_others_out() {
+        let file = lent(b"one");
+        let name = file.ticket();
+        let silent: Vec<_> = (0..3).map(|_| UnixStream::connect_addr(&address(&name[..16]).unwrap()).unwrap()).collect();
+        BorrowedFile::fetch(&file.ticket(), soon()).unwrap();
+        drop(silent);
+    }
+}
