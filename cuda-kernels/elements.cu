@@ -1,7 +1,7 @@
 // Element types: their form in memory, their accumulators, and how memory is accessed.
 //
-// The sources of this folder are one program, compiled in the order elements, reduce. NVRTC does
-// not include CUDA's headers for halves, so the sources include nothing. They also compile as C++
+// The sources of this folder are one program, compiled in the order elements, reduce, scale. NVRTC
+// does not include CUDA's headers for halves, so the sources include nothing. They also compile as C++
 // for the host (see host.h), where a test compares the kernels with those of src/reduce.
 //
 // All arithmetic is that of IEEE 754, rounded to nearest even, with denormals, as on the host. The

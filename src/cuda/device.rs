@@ -106,6 +106,20 @@ pub(crate) struct Reduction<'a> {
     pub(crate) divisor: usize,
 }
 
+/// A scaling on a device: `target[i] = source[i] * factor`, converted to another type. The bits are
+/// those of [`scale_to`](crate::reduce::scale_to).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scaling {
+    /// The types of the source and of the target, which [`scales`](crate::reduce::scales) accepts.
+    pub(crate) dtypes: (DType, DType),
+    pub(crate) source: Address,
+    /// The source itself if the types are the same, or memory that does not overlap it.
+    pub(crate) target: Address,
+    /// Elements.
+    pub(crate) count: usize,
+    pub(crate) factor: f64,
+}
+
 /// The most sources, and the most targets, of a [`Reduction`].
 pub(crate) const MOST_PARTS: usize = 16;
 
@@ -172,6 +186,7 @@ pub(crate) trait Device: Send + Sync {
     unsafe fn copy(&self, stream: StreamId, from: Address, to: Address, len: usize) -> Result<()>;
     unsafe fn zero(&self, stream: StreamId, address: Address, len: usize) -> Result<()>;
     unsafe fn reduce(&self, stream: StreamId, reduction: &Reduction<'_>) -> Result<()>;
+    unsafe fn scale(&self, stream: StreamId, scaling: &Scaling) -> Result<()>;
 
     /// Has the stream do the moves that a [`Moves`](super::moves::Moves) at this address in pinned
     /// memory has when the stream comes to it. `most` has the most bytes of a target.
@@ -180,6 +195,9 @@ pub(crate) trait Device: Send + Sync {
     /// Loads what later calls with this type and reduction need. It may wait for all streams of the
     /// device.
     fn prepare(&self, dtype: DType, redop: Option<ReduceOp>) -> Result<()>;
+
+    /// As [`prepare`](Device::prepare), for scalings from one type to another.
+    fn prepare_to_scale(&self, dtypes: (DType, DType)) -> Result<()>;
 
     /// Pins host memory, so that copies to and from the device do not pass through another buffer.
     /// Returns the address under which the device reaches it.

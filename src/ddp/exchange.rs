@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::buckets::Buckets;
-use super::float::{is_of_gradients, scale};
+use super::float::is_of_gradients;
 use super::hook::with_float;
 use super::layout::BucketLayout;
 use super::on_device::OnDevice;
@@ -11,6 +11,7 @@ use super::parameter::{Parameter, TensorMut};
 use crate::communicator::Communicator;
 use crate::cuda::device::Address;
 use crate::error::{ReducerError, Result};
+use crate::reduce::scale;
 use crate::types::{DType, Rank, ReduceOp};
 
 /// How values become equal.
@@ -178,8 +179,7 @@ unsafe fn exchange_on_device(
                 let (redop, factor) = contributors.average(comm.world_size());
                 on.all_reduce(comm, (place.dtype, redop), at, count)?;
                 if let Some(factor) = factor {
-                    // Only when ranks have joined: too seldom for a kernel of its own.
-                    scale_on_host(comm, on, place, at, factor)?;
+                    on.scale_in_turn(comm, place.dtype, at, count, factor)?;
                 }
             }
             Exchange::Average => on.broadcast(comm, place.dtype, at, count, contributors.lowest)?,
@@ -190,26 +190,6 @@ unsafe fn exchange_on_device(
         }
     }
     on.catch_up(comm)
-}
-
-/// Multiplies the elements of a bucket in the memory of a device, by way of the host.
-///
-/// # Safety
-///
-/// As for [`exchange`].
-unsafe fn scale_on_host(comm: &Communicator, on: &OnDevice, place: &BucketLayout, at: Address, factor: f64) -> Result<()> {
-    with_float!(place.dtype, T => {
-        let mut values = vec![T::default(); place.bytes.len() / size_of::<T>()];
-        // SAFETY: `values` has as many bytes as the bucket, and every bit pattern is a valid
-        // element.
-        let result = unsafe { on.fetch(comm, at, values.as_mut_ptr().cast(), place.bytes.len()) }.and_then(|()| {
-            scale(&mut values, factor);
-            // SAFETY: as above.
-            unsafe { on.bring(comm, values.as_ptr().cast(), at, place.bytes.len()) }
-        });
-        // After an error the device may still be copying: the memory must not be freed.
-        result.inspect_err(|_| std::mem::forget(values))
-    })
 }
 
 /// Refuses tensors that are not those described.

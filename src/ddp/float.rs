@@ -2,7 +2,8 @@
 
 use half::{bf16, f16};
 
-use crate::types::{DType, Element};
+use crate::reduce::Scale;
+use crate::types::DType;
 
 /// Whether gradients can have this type. Floats of eight bits are too coarse to be accumulated.
 pub(super) const fn is_of_gradients(dtype: DType) -> bool {
@@ -10,25 +11,23 @@ pub(super) const fn is_of_gradients(dtype: DType) -> bool {
 }
 
 /// An element type that gradients can have.
-pub(super) trait Float: Element {
+pub(super) trait Float: Scale {
     fn to_single(self) -> f32;
     fn of_single(single: f32) -> Self;
-    fn to_double(self) -> f64;
-    fn of_double(double: f64) -> Self;
+    /// Returns the product with a factor, rounded once.
+    fn share(self, factor: f32) -> f32;
     fn sum(self, other: Self) -> Self;
 }
 
 macro_rules! floats {
-    ($($type:ty, |$x:ident| $to_single:expr, $of_single:expr, $to_double:expr, $of_double:expr;)*) => {$(
+    ($($type:ty, |$x:ident| $to_single:expr, $of_single:expr, |$factor:ident| $share:expr;)*) => {$(
         impl Float for $type {
             #[inline(always)]
             fn to_single(self) -> f32 { let $x = self; $to_single }
             #[inline(always)]
             fn of_single($x: f32) -> Self { $of_single }
             #[inline(always)]
-            fn to_double(self) -> f64 { let $x = self; $to_double }
-            #[inline(always)]
-            fn of_double($x: f64) -> Self { $of_double }
+            fn share(self, $factor: f32) -> f32 { let $x = self; $share }
             #[inline(always)]
             fn sum(self, other: Self) -> Self { self + other }
         }
@@ -36,15 +35,8 @@ macro_rules! floats {
 }
 
 floats! {
-    f32, |x| x, x, x.into(), x as f32;
-    f64, |x| x as f32, x.into(), x, x;
-    f16, |x| x.to_f32(), f16::from_f32(x), x.to_f64(), f16::from_f64(x);
-    bf16, |x| x.to_f32(), bf16::from_f32(x), x.to_f64(), bf16::from_f64(x);
-}
-
-/// Multiplies all elements.
-pub(super) fn scale<T: Float>(elements: &mut [T], factor: f64) {
-    for element in elements {
-        *element = T::of_double(element.to_double() * factor);
-    }
+    f32, |x| x, x, |factor| x * factor;
+    f64, |x| x as f32, x.into(), |factor| (x * f64::from(factor)) as f32;
+    f16, |x| x.to_f32(), f16::from_f32(x), |factor| x.to_f32() * factor;
+    bf16, |x| x.to_f32(), bf16::from_f32(x), |factor| x.to_f32() * factor;
 }

@@ -5,8 +5,9 @@ use std::ops::Range;
 use super::on_device::OnDevice;
 use super::parameter::Parameter;
 use crate::communicator::{Communicator, Registered};
-use crate::cuda::device::Address;
+use crate::cuda::device::{Address, Scaling};
 use crate::error::{ReducerError, Result};
+use crate::reduce::scale;
 use crate::types::{DType, Element, ReduceOp};
 
 /// A communication hook: reduces buckets in another way than by averaging, such as with
@@ -252,6 +253,19 @@ impl<'a> Bucket<'a> {
         // SAFETY: the bytes are borrowed mutably, start at a multiple of the largest element's
         // size, and are elements of this type, for which every bit pattern is valid.
         Ok(unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), count) })
+    }
+
+    /// Multiplies all elements, on their device if no hook has fetched them.
+    pub(super) fn scale(&mut self, factor: f64) -> Result<()> {
+        let count = self.count();
+        if let Elements::Device(DeviceElements { on, comm, at, is_fetched: false, .. }) = self.elements {
+            let scaling = Scaling { dtypes: (self.dtype, self.dtype), source: at, target: at, count, factor };
+            // SAFETY: only the reducer's thread uses the bucket.
+            unsafe { on.scale(comm, &scaling)? };
+            return on.finish(comm);
+        }
+        with_float!(self.dtype, T => scale(self.elements::<T>()?, factor));
+        Ok(())
     }
 
     /// Returns the address of the elements, on the device if they are there.

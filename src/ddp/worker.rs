@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use super::builder::Uneven;
 use super::core::Core;
-use super::float::scale;
-use super::hook::{Bucket, DeviceElements, Elements, Hook, with_float};
+use super::hook::{Bucket, DeviceElements, Elements, Hook};
 use super::intent::Intent;
 use super::state::{Job, Task};
 use crate::communicator::Registered;
@@ -68,8 +67,7 @@ impl Worker {
         self.hook.reduce(&mut bucket, &self.core.comm)?;
         let world = self.core.comm.world_size();
         if self.core.uneven == Uneven::ByRanksWithInput && *active < world && self.hook.averages(*step) {
-            let factor = world as f64 / *active as f64;
-            with_float!(place.dtype, T => scale(bucket.elements::<T>()?, factor));
+            bucket.scale(world as f64 / *active as f64)?;
         }
         if let Elements::Device(device) = &mut bucket.elements {
             device.bring_back()?;

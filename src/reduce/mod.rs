@@ -7,6 +7,7 @@ mod instructions;
 mod kernel;
 mod level;
 mod portable;
+mod scale;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
@@ -15,6 +16,7 @@ mod x86;
 pub(crate) use copy::{copy, copy_streaming, copy_up_to, normalise_bools};
 pub(crate) use kernel::Kernel;
 pub(crate) use level::instructions;
+pub(crate) use scale::{Scale, scale, scale_to, scales};
 
 use crate::error::{ArgumentError, Error, Result};
 use crate::types::{Element, Op, ReduceOp};

@@ -41,7 +41,7 @@ pub(crate) struct State {
 /// An array in a safetensors file.
 struct Array<'a> {
     shape: &'a [usize],
-    values: Cow<'a, [f32]>,
+    values: Vec<f32>,
 }
 
 impl View for Array<'_> {
@@ -70,10 +70,10 @@ pub(crate) fn place(run: &Path) -> PathBuf {
 }
 
 /// Writes a checkpoint. If it fails, the previous one is still there.
-pub(crate) fn save<E: Engine>(path: &Path, state: &State, model: &Model<E>, optimizer: &Sgd) -> Result<(), String> {
+pub(crate) fn save<E: Engine>(path: &Path, state: &State, model: &Model<E>, optimizer: &Sgd<E>) -> Result<(), String> {
     let mut arrays = weights(model, "model.");
     for (name, velocity) in model.names().iter().zip(&optimizer.velocities) {
-        arrays.push((format!("velocity.{}", name.name), Array { shape: &name.shape, values: Cow::Borrowed(velocity) }));
+        arrays.push((format!("velocity.{}", name.name), Array { shape: &name.shape, values: model.read(velocity) }));
     }
     let state = serde_json::to_string(state).map_err(|error| error.to_string())?;
     let body = encode(arrays, HashMap::from([(METADATA.to_owned(), state)]))?;
@@ -84,13 +84,13 @@ pub(crate) fn save<E: Engine>(path: &Path, state: &State, model: &Model<E>, opti
 }
 
 /// Reads a checkpoint into a model and its optimiser. If it does not fit, nothing changes.
-pub(crate) fn load<E: Engine>(path: &Path, model: &mut Model<E>, optimizer: &mut Sgd) -> Result<(), String> {
+pub(crate) fn load<E: Engine>(path: &Path, model: &mut Model<E>, optimizer: &mut Sgd<E>) -> Result<(), String> {
     let body = body(path)?;
     let failed = |problem: String| format!("{}: {problem}", path.display());
     let tensors = SafeTensors::deserialize(&body).map_err(|error| failed(format!("no safetensors: {error}")))?;
     let values = read_weights(&tensors, "model.", model).map_err(failed)?;
-    let velocities =
-        model.names().iter().map(|name| array(&tensors, "velocity.", name)).collect::<Result<_, _>>().map_err(failed)?;
+    let velocity = |name: &Name| Ok(model.engine().constant(array(&tensors, "velocity.", name)?, &name.shape));
+    let velocities = model.names().iter().map(velocity).collect::<Result<_, _>>().map_err(failed)?;
     set_weights(model, values);
     optimizer.velocities = velocities;
     Ok(())
@@ -155,8 +155,8 @@ pub(crate) fn import<E: Engine>(path: &Path, model: &mut Model<E>) -> Result<(),
 
 fn weights<'m, E: Engine>(model: &'m Model<E>, prefix: &str) -> Vec<(String, Array<'m>)> {
     let array = |name: &'m Name, values| (format!("{prefix}{}", name.name), Array { shape: &name.shape, values });
-    let parameters = model.names().iter().enumerate().map(|(i, name)| array(name, Cow::Owned(model.parameter(i))));
-    let buffers = model.buffer_names().iter().zip(model.buffers()).map(|(name, values)| array(name, Cow::Borrowed(&values[..])));
+    let parameters = model.names().iter().enumerate().map(|(i, name)| array(name, model.parameter(i)));
+    let buffers = model.buffer_names().iter().enumerate().map(|(i, name)| array(name, model.buffer(i)));
     parameters.chain(buffers).collect()
 }
 
@@ -168,9 +168,9 @@ fn read_weights<E: Engine>(tensors: &SafeTensors<'_>, prefix: &str, model: &Mode
 fn set_weights<E: Engine>(model: &mut Model<E>, mut values: Vec<Vec<f32>>) {
     let buffers = values.split_off(model.names().len());
     for (i, new) in values.into_iter().enumerate() {
-        model.change(i, |values| values.copy_from_slice(&new));
+        model.set_parameter(i, new);
     }
-    model.buffers_mut().iter_mut().zip(buffers).for_each(|(buffer, values)| *buffer = values);
+    buffers.into_iter().enumerate().for_each(|(i, values)| model.set_buffer(i, values));
 }
 
 fn array(tensors: &SafeTensors<'_>, prefix: &str, name: &Name) -> Result<Vec<f32>, String> {
@@ -214,16 +214,21 @@ mod tests {
     use crate::engine::Flex;
     use crate::model::architecture::Architecture;
 
-    fn model(seed: u64, classes: usize) -> (Model<Flex>, Sgd) {
+    fn model(seed: u64, classes: usize) -> (Model<Flex>, Sgd<Flex>) {
         let model = Model::new(Flex, &Architecture::ResNet20.shape(), classes, seed);
-        let mut sgd = Sgd::new(model.names().iter().map(Name::count), 0.9, 0.0);
-        sgd.velocities.iter_mut().flatten().enumerate().for_each(|(i, value)| *value = (i as f32 + seed as f32).sin());
+        let mut sgd = Sgd::new(&model, 0.9, 0.0);
+        for (velocity, name) in sgd.velocities.iter_mut().zip(model.names()) {
+            let values = (0..name.count()).map(|i| (i as f32 + seed as f32).sin()).collect();
+            *velocity = model.engine().constant(values, &name.shape);
+        }
         (model, sgd)
     }
 
-    fn all(model: &Model<Flex>, sgd: &Sgd) -> Vec<u32> {
+    fn all(model: &Model<Flex>, sgd: &Sgd<Flex>) -> Vec<u32> {
         let parameters = (0..model.names().len()).flat_map(|i| model.parameter(i));
-        parameters.chain(model.buffers().concat()).chain(sgd.velocities.concat()).map(f32::to_bits).collect()
+        let buffers = (0..model.buffer_names().len()).flat_map(|i| model.buffer(i));
+        let velocities = sgd.velocities.iter().flat_map(|velocity| model.read(velocity));
+        parameters.chain(buffers).chain(velocities).map(f32::to_bits).collect()
     }
 
     fn folder(name: &str) -> PathBuf {
@@ -239,7 +244,9 @@ mod tests {
         let state =
             State { arch: "resnet20".to_owned(), classes: 10, image_size: 32, seed: 5, epoch: 2, seen: 640, step: 99, best: 0.5 };
         let (mut saved, sgd) = model(1, 10);
-        saved.buffers_mut()[3][1] = 0.75;
+        let mut buffer = saved.buffer(3);
+        buffer[1] = 0.75;
+        saved.set_buffer(3, buffer);
         save(&path, &state, &saved, &sgd).unwrap();
         assert_eq!(super::state(&path).unwrap().0, state);
         let (mut read, mut read_sgd) = model(2, 10);

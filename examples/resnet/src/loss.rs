@@ -17,6 +17,15 @@ impl Outcome {
         self.images += other.images;
     }
 
+    /// Returns the sums as numbers, which ranks exchange.
+    pub(crate) fn numbers(&self) -> [f64; 3] {
+        [self.loss, self.correct, self.images]
+    }
+
+    pub(crate) fn of([loss, correct, images]: [f64; 3]) -> Outcome {
+        Outcome { loss, correct, images }
+    }
+
     pub(crate) fn mean_loss(&self) -> f64 {
         self.loss / self.images.max(1.0)
     }

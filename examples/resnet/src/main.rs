@@ -3,7 +3,7 @@
 //! | what | where |
 //! |---|---|
 //! | the tensor library, behind one small trait | `engine` |
-//! | layers, forward, and backward by segments | `model`, `loss`, `optimizer` |
+//! | layers, forward, and backward by segments | `model`, `loss`, `optimizer`, `rule` |
 //! | images, and their division among ranks | `data` |
 //! | a rank's training: steps, tests, checkpoints | `train`, `checkpoint` |
 //! | ranks on this machine | `launch` |
@@ -22,6 +22,7 @@ mod plot;
 mod progress;
 mod random;
 mod report;
+mod rule;
 mod runs;
 mod train;
 

@@ -1,27 +1,33 @@
 //! Stochastic gradient descent with momentum, and the learning rate.
 
 use clap::ValueEnum;
+use kolo::ddp::Reducer;
+
+use crate::engine::Engine;
+use crate::model::{Model, Name};
+use crate::rule::Rule;
 
 /// The optimiser of He et al., as PyTorch computes it: weight decay is part of the gradient, and
 /// the learning rate is not part of the velocity.
-pub(crate) struct Sgd {
+pub(crate) struct Sgd<E: Engine> {
     pub(crate) momentum: f32,
     pub(crate) weight_decay: f32,
     /// The velocity of each parameter, by number.
-    pub(crate) velocities: Vec<Vec<f32>>,
+    pub(crate) velocities: Vec<E::Tensor>,
 }
 
-impl Sgd {
-    pub(crate) fn new(counts: impl IntoIterator<Item = usize>, momentum: f32, weight_decay: f32) -> Sgd {
-        Sgd { momentum, weight_decay, velocities: counts.into_iter().map(|count| vec![0.0; count]).collect() }
+impl<E: Engine> Sgd<E> {
+    /// Makes the optimiser of a model, with velocities of 0.
+    pub(crate) fn new(model: &Model<E>, momentum: f32, weight_decay: f32) -> Sgd<E> {
+        let zeros = |name: &Name| model.engine().constant(vec![0.0; name.count()], &name.shape);
+        Sgd { momentum, weight_decay, velocities: model.names().iter().map(zeros).collect() }
     }
 
-    /// Updates the values of a parameter.
-    pub(crate) fn step(&mut self, number: usize, rate: f32, values: &mut [f32], gradient: &[f32]) {
-        for ((value, velocity), gradient) in values.iter_mut().zip(&mut self.velocities[number]).zip(gradient) {
-            *velocity = self.momentum * *velocity + (gradient + self.weight_decay * *value);
-            *value -= rate * *velocity;
-        }
+    /// Updates all parameters by the averages of their gradients.
+    pub(crate) fn step(&mut self, rate: f32, reducer: &Reducer, model: &mut Model<E>) -> kolo::Result<()> {
+        let rule = Rule { rate, momentum: self.momentum, weight_decay: self.weight_decay };
+        let each = self.velocities.iter_mut().enumerate();
+        each.into_iter().try_for_each(|(number, velocity)| model.descend(&rule, reducer, number, velocity))
     }
 }
 
@@ -96,18 +102,6 @@ impl Rate {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn two_steps_as_pytorch_computes_them() {
-        // torch.optim.SGD([p], lr=0.1, momentum=0.9, weight_decay=0.01), p = 1, gradients 0.5 and
-        // -0.25.
-        let mut sgd = Sgd::new([1], 0.9, 0.01);
-        let mut value = [1.0f32];
-        sgd.step(0, 0.1, &mut value, &[0.5]);
-        assert!((value[0] - 0.949).abs() < 1e-6, "{value:?}");
-        sgd.step(0, 0.1, &mut value, &[-0.25]);
-        assert!((value[0] - 0.927_151).abs() < 1e-6, "{value:?}");
-    }
 
     #[test]
     fn the_rate_warms_up_and_falls() {

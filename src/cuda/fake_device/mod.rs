@@ -38,11 +38,11 @@ use parking_lot::Mutex;
 use self::lock::DriverLock;
 use self::memory::{OF_DEVICE, Reach};
 use self::stream::{Mark, Recorded, Streams};
-use super::device::{Address, Device, DeviceId, Driver, EventId, Extension, Extent, Handle, Reduction, StreamId};
+use super::device::{Address, Device, DeviceId, Driver, EventId, Extension, Extent, Handle, Reduction, Scaling, StreamId};
 use super::held::Held;
 use super::moves::Moves;
 use crate::error::{Error, Result};
-use crate::reduce::{Kernel, normalise_bools};
+use crate::reduce::{Kernel, normalise_bools, scale_to};
 use crate::types::{DType, ReduceOp};
 
 pub(crate) use self::memory::FakeGpu;
@@ -61,7 +61,7 @@ pub(crate) struct FakeDevice {
     /// What this process has opened of others.
     opened: Arc<Reach>,
     /// The kernels that were launched before.
-    loaded: Mutex<HashSet<(DType, Option<ReduceOp>)>>,
+    loaded: Mutex<HashSet<Entry>>,
     events: Mutex<HashMap<usize, Arc<Mark>>>,
     held: Arc<Held>,
     extension: Extension,
@@ -78,6 +78,8 @@ pub(crate) struct FakeDevice {
     pub(crate) is_slow: AtomicBool,
     /// The number of reductions so far that were not moves.
     pub(crate) reductions: AtomicUsize,
+    /// The number of scalings so far.
+    pub(crate) scalings: AtomicUsize,
     /// The number of moves so far.
     pub(crate) moves: Arc<AtomicUsize>,
     /// The number of kernels that were launched for moves.
@@ -88,6 +90,13 @@ pub(crate) struct FakeDevice {
     pub(crate) fails_after: AtomicI64,
     /// Whether recording an event fails.
     pub(crate) marks_fail: AtomicBool,
+}
+
+/// A kernel.
+#[derive(PartialEq, Eq, Hash)]
+enum Entry {
+    Reduce(DType, Option<ReduceOp>),
+    Scale(DType, DType),
 }
 
 impl FakeDevice {
@@ -125,6 +134,7 @@ impl FakeDevice {
             has_kernels: AtomicBool::new(true),
             is_slow: AtomicBool::new(false),
             reductions: AtomicUsize::new(0),
+            scalings: AtomicUsize::new(0),
             moves: Arc::default(),
             launches: AtomicUsize::new(0),
             copies: AtomicUsize::new(0),
@@ -183,7 +193,7 @@ impl FakeDevice {
     }
 
     /// Loads a kernel at its first launch, as the driver does.
-    fn load(&self, kernel: (DType, Option<ReduceOp>)) {
+    fn load(&self, kernel: Entry) {
         if self.loaded.lock().insert(kernel) {
             self.call_alone(|| ());
         }
@@ -461,7 +471,7 @@ impl Device for FakeDevice {
     }
 
     unsafe fn run_moves(&self, stream: StreamId, (dtype, redop): (DType, ReduceOp), moves: Address, _: u64) -> Result<()> {
-        self.load((dtype, Some(redop)));
+        self.load(Entry::Reduce(dtype, Some(redop)));
         self.launches.fetch_add(1, Ordering::SeqCst);
         let moved = self.moves.clone();
         self.enqueue(stream, move |access| {
@@ -512,16 +522,38 @@ impl Device for FakeDevice {
     unsafe fn reduce(&self, stream: StreamId, reduction: &Reduction<'_>) -> Result<()> {
         self.reductions.fetch_add(1, Ordering::SeqCst);
         let Reduction { dtype, redop, count, divisor, .. } = *reduction;
-        self.load((dtype, Some(redop)));
+        self.load(Entry::Reduce(dtype, Some(redop)));
         let (sources, targets) = (reduction.sources.to_vec(), reduction.targets.to_vec());
         self.enqueue(stream, move |access| access.kernel(|| reduce(access, (dtype, redop), (&sources, &targets), count, divisor)))
+    }
+
+    unsafe fn scale(&self, stream: StreamId, scaling: &Scaling) -> Result<()> {
+        self.scalings.fetch_add(1, Ordering::SeqCst);
+        let Scaling { dtypes, source, target, count, factor } = *scaling;
+        self.load(Entry::Scale(dtypes.0, dtypes.1));
+        self.enqueue(stream, move |access| {
+            access.kernel(|| {
+                let source = access.resolve(source, count * dtypes.0.size());
+                let target = access.resolve(target, count * dtypes.1.size());
+                // SAFETY: both are resolved for `count` elements, and the caller vouches for the rest.
+                unsafe { scale_to(dtypes, source, target, count, factor) };
+            });
+        })
     }
 
     fn prepare(&self, dtype: DType, redop: Option<ReduceOp>) -> Result<()> {
         if !self.has_kernels.load(Ordering::SeqCst) {
             return Err(self.problem("loading the kernels", "the test asks for this failure"));
         }
-        self.load((dtype, redop));
+        self.load(Entry::Reduce(dtype, redop));
+        Ok(())
+    }
+
+    fn prepare_to_scale(&self, (from, to): (DType, DType)) -> Result<()> {
+        if !self.has_kernels.load(Ordering::SeqCst) {
+            return Err(self.problem("loading the kernels", "the test asks for this failure"));
+        }
+        self.load(Entry::Scale(from, to));
         Ok(())
     }
 

@@ -13,6 +13,8 @@ pub(super) const SOURCE: &str = concat!(
     include_str!("../../../cuda-kernels/elements.cu"),
     "#line 1 \"reduce.cu\"\n",
     include_str!("../../../cuda-kernels/reduce.cu"),
+    "#line 1 \"scale.cu\"\n",
+    include_str!("../../../cuda-kernels/scale.cu"),
 );
 
 /// The options that give the arithmetic of the host: see `elements.cu`.

@@ -13,7 +13,9 @@ mod tests;
 
 use cudarc::driver::DeviceRepr;
 
+use super::device::Scaling;
 use super::moves::Move;
+use crate::reduce::scales;
 use crate::types::{DType, ReduceOp};
 
 pub(super) use image::{compiler, load};
@@ -36,7 +38,7 @@ pub(super) fn entry(dtype: DType, redop: ReduceOp) -> Option<String> {
     redop.applies_to(dtype).then(|| format!("kolo_reduce_{redop}_{dtype}"))
 }
 
-/// The only parameter of an entry, passed by value: one move, or where in pinned memory the
+/// The only parameter of an entry that reduces, passed by value: one move, or where in pinned memory the
 /// [`Moves`](super::moves::Moves) are.
 ///
 /// A move computes `target[i] = sources[0][i] op sources[1][i] op ...` for every target, with the
@@ -65,6 +67,38 @@ impl Parameter {
 
     pub(super) fn at(moves: u64) -> Parameter {
         Parameter { only: Move::new(&[0], &[0], 0, 1), moves }
+    }
+}
+
+/// Returns the name of the entry that scales elements from one type to another, which takes a
+/// [`ScaleParameter`]; `None` where the types are not [converted](scales).
+pub(super) fn scale_entry(from: DType, to: DType) -> Option<String> {
+    scales(from, to).then(|| format!("kolo_scale_{from}_{to}"))
+}
+
+/// The only parameter of an entry that scales, passed by value.
+///
+/// It computes `target[i] = source[i] * factor` in `f64`. A half is rounded to `f32` first. Memory
+/// moves in lines of 16 bytes of the longer element if both addresses allow that, otherwise element by
+/// element.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ScaleParameter {
+    source: u64,
+    target: u64,
+    count: u64,
+    factor: f64,
+}
+
+const _: () = assert!(size_of::<ScaleParameter>() == 32);
+
+// SAFETY: as for `Parameter`.
+unsafe impl DeviceRepr for ScaleParameter {}
+
+impl ScaleParameter {
+    pub(super) fn of(scaling: &Scaling) -> ScaleParameter {
+        let Scaling { source, target, count, factor, .. } = *scaling;
+        ScaleParameter { source, target, count: count as u64, factor }
     }
 }
 

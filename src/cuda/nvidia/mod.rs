@@ -11,11 +11,12 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 
+use cudarc::driver::DeviceRepr;
 use cudarc::driver::sys::{self as cu, CUresult};
 use parking_lot::Mutex;
 
 use self::mapped::AllMapped;
-use super::device::{Address, Device, DeviceId, Driver, EventId, Extension, Extent, Handle, Reduction, StreamId};
+use super::device::{Address, Device, DeviceId, Driver, EventId, Extension, Extent, Handle, Reduction, Scaling, StreamId};
 use super::held::Held;
 use super::kernels;
 use super::moves::Move;
@@ -207,11 +208,19 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// The kernels of the reductions that were used so far.
+/// The kernels that were used so far.
 #[derive(Default)]
 struct Kernels {
     module: Option<Module>,
-    entries: HashMap<(DType, ReduceOp), Entry>,
+    entries: HashMap<Kernel, Entry>,
+}
+
+/// A kernel, by what it computes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Kernel {
+    Reduce(DType, ReduceOp),
+    /// From one type to another.
+    Scale(DType, DType),
 }
 
 struct Module(cu::CUmodule);
@@ -328,10 +337,10 @@ impl Gpu {
         check(&self.name, doing, result)
     }
 
-    /// Returns the kernel of a reduction, and loads it if necessary.
-    fn entry(&self, dtype: DType, redop: ReduceOp) -> Result<Entry> {
+    /// Returns the entry of a kernel, and loads it if necessary.
+    fn entry(&self, kernel: Kernel) -> Result<Entry> {
         let mut kernels = self.kernels.lock();
-        if let Some(&entry) = kernels.entries.get(&(dtype, redop)) {
+        if let Some(&entry) = kernels.entries.get(&kernel) {
             return Ok(entry);
         }
         let module = match &kernels.module {
@@ -349,21 +358,30 @@ impl Gpu {
                 kernels.module.insert(Module(module)).0
             }
         };
-        let name = kernels::entry(dtype, redop).and_then(|name| CString::new(name).ok());
-        let name = name.expect("the reduction applies to the type, and the name has no zeros");
+        let name = match kernel {
+            Kernel::Reduce(dtype, redop) => kernels::entry(dtype, redop),
+            Kernel::Scale(from, to) => kernels::scale_entry(from, to),
+        };
+        let name = name.and_then(|name| CString::new(name).ok());
+        let name = name.expect("there is a kernel for the types, and its name has no zeros");
         let mut function = std::ptr::null_mut();
         // SAFETY: the module stays loaded, and the name ends with a zero.
         self.within("looking up a kernel", || unsafe { cu::cuModuleGetFunction(&mut function, module, name.as_ptr()) })?;
-        self.load(Entry(function))?;
-        kernels.entries.insert((dtype, redop), Entry(function));
+        match kernel {
+            Kernel::Reduce(..) => self.load(Entry(function), kernels::Parameter::of(Move::new(&[0], &[0], 0, 1)))?,
+            Kernel::Scale(..) => {
+                let nothing = Scaling { dtypes: (DType::F32, DType::F32), source: 0, target: 0, count: 0, factor: 1.0 };
+                self.load(Entry(function), kernels::ScaleParameter::of(&nothing))?;
+            }
+        }
+        kernels.entries.insert(kernel, Entry(function));
         Ok(Entry(function))
     }
 
     /// Runs an entry on no elements, because the driver loads an entry at its first launch and may
-    /// then wait for all streams.
-    fn load(&self, entry: Entry) -> Result<()> {
-        let mut told = kernels::Parameter::of(Move::new(&[0], &[0], 0, 1));
-        let mut parameters: [*mut c_void; 1] = [(&raw mut told).cast()];
+    /// then wait for all streams. `nothing` is a parameter of the entry with no elements.
+    fn load<P: DeviceRepr>(&self, entry: Entry, mut nothing: P) -> Result<()> {
+        let mut parameters: [*mut c_void; 1] = [(&raw mut nothing).cast()];
         let stream = self.new_stream()?;
         // SAFETY: the entry takes one such parameter, and accesses no memory for no elements.
         let result = self.within("loading a kernel", || unsafe {
@@ -394,21 +412,15 @@ impl Gpu {
     ///
     /// # Safety
     ///
-    /// The memory that the parameter names is valid until the kernel is done.
-    unsafe fn launch(
-        &self,
-        stream: StreamId,
-        (dtype, redop): (DType, ReduceOp),
-        mut parameter: kernels::Parameter,
-        bytes: u64,
-    ) -> Result<()> {
-        let entry = self.entry(dtype, redop)?;
+    /// The parameter is that of the kernel. The memory that it names is valid until the kernel is done.
+    unsafe fn launch<P: DeviceRepr>(&self, stream: StreamId, kernel: Kernel, mut parameter: P, bytes: u64) -> Result<()> {
+        let entry = self.entry(kernel)?;
         let kernels::Grid { blocks, threads } = kernels::grid(bytes, self.multiprocessors);
         let mut parameters: [*mut c_void; 1] = [(&raw mut parameter).cast()];
         let none = std::ptr::null_mut();
         // SAFETY: the entry takes one such parameter, which the call copies; the caller vouches for
         // the memory.
-        self.within("launching a reduction", || unsafe {
+        self.within("launching a kernel", || unsafe {
             cu::cuLaunchKernel(entry.0, blocks, 1, 1, threads, 1, 1, 0, raw(stream), parameters.as_mut_ptr(), none)
         })
     }
@@ -581,16 +593,27 @@ impl Device for Gpu {
         let Reduction { dtype, redop, sources, targets, count, divisor } = *reduction;
         let parameter = kernels::Parameter::of(Move::new(sources, targets, count, divisor as u32));
         // SAFETY: the caller vouches for the memory.
-        unsafe { self.launch(stream, (dtype, redop), parameter, (count * dtype.size()) as u64) }
+        unsafe { self.launch(stream, Kernel::Reduce(dtype, redop), parameter, (count * dtype.size()) as u64) }
     }
 
-    unsafe fn run_moves(&self, stream: StreamId, kernel: (DType, ReduceOp), moves: Address, most: u64) -> Result<()> {
+    unsafe fn scale(&self, stream: StreamId, scaling: &Scaling) -> Result<()> {
+        let (from, to) = scaling.dtypes;
+        let bytes = (scaling.count * from.size().max(to.size())) as u64;
         // SAFETY: the caller vouches for the memory.
-        unsafe { self.launch(stream, kernel, kernels::Parameter::at(moves), most) }
+        unsafe { self.launch(stream, Kernel::Scale(from, to), kernels::ScaleParameter::of(scaling), bytes) }
+    }
+
+    unsafe fn run_moves(&self, stream: StreamId, (dtype, redop): (DType, ReduceOp), moves: Address, most: u64) -> Result<()> {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { self.launch(stream, Kernel::Reduce(dtype, redop), kernels::Parameter::at(moves), most) }
     }
 
     fn prepare(&self, dtype: DType, redop: Option<ReduceOp>) -> Result<()> {
-        redop.map_or(Ok(()), |redop| self.entry(dtype, redop).map(drop))
+        redop.map_or(Ok(()), |redop| self.entry(Kernel::Reduce(dtype, redop)).map(drop))
+    }
+
+    fn prepare_to_scale(&self, (from, to): (DType, DType)) -> Result<()> {
+        self.entry(Kernel::Scale(from, to)).map(drop)
     }
 
     unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<Address> {

@@ -12,7 +12,7 @@ use super::super::device::{Event, MOST_PARTS, Memory, Pinned, Stream};
 use super::*;
 use crate::cuda::moves::Moves;
 use crate::cuda::shared::shared;
-use crate::reduce::Kernel;
+use crate::reduce::{Kernel, scale_to, scales};
 use crate::types::mix;
 
 /// How long a test waits for a stream: far longer than its work takes.
@@ -157,6 +157,31 @@ fn reductions_have_the_bits_of_the_host() {
     }
     reduces_as_the_host(&gpu, (DType::BF16, ReduceOp::Sum), (MOST_PARTS, MOST_PARTS, 1 << 20), (0, 0));
     reduces_as_the_host(&gpu, (DType::F32, ReduceOp::Average), (2, 2, (8 << 20) + 1), (0, 0));
+}
+
+#[test]
+fn scalings_have_the_bits_of_the_host() {
+    let Some(gpu) = gpu() else { return };
+    let stream = Stream::new(&gpu).unwrap();
+    let all = DType::ALL.iter().flat_map(|&from| DType::ALL.iter().map(move |&to| (from, to)));
+    for (from, to) in all.filter(|&(from, to)| scales(from, to)) {
+        // On lines, and one beside a line.
+        for (count, place) in [(1, 0), (1000, 0), (70_001, 0), (70_001, 1)] {
+            let content = elements(from, count, 9);
+            let mut expected = words(&vec![0; count * to.size()]);
+            let source = words(&content);
+            // SAFETY: both have `count` elements.
+            unsafe { scale_to((from, to), source.as_ptr().cast(), expected.as_mut_ptr().cast(), count, 1.0 / 3.0) };
+            let expected: Vec<u8> = expected.iter().flat_map(|word| word.to_le_bytes()).take(count * to.size()).collect();
+            let (source, target) = (Memory::new(&gpu, content.len()).unwrap(), Memory::new(&gpu, expected.len() + 8).unwrap());
+            put(&gpu, &stream, &content, source.address);
+            let at = target.address + (place * to.size()) as Address;
+            let scaling = Scaling { dtypes: (from, to), source: source.address, target: at, count, factor: 1.0 / 3.0 };
+            // SAFETY: both have `count` elements, and stay allocated until they are read below.
+            unsafe { gpu.scale(stream.id, &scaling).unwrap() };
+            assert!(get(&gpu, &stream, at, expected.len()) == expected, "{count} {from} to {to}, {place} beside a line");
+        }
+    }
 }
 
 #[test]

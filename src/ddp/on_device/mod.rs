@@ -11,9 +11,10 @@ use parking_lot::Mutex;
 
 use super::float::is_of_gradients;
 use crate::communicator::Communicator;
-use crate::cuda::device::{Address, Device, Event, Memory, Reduction, Stream, StreamId};
+use crate::cuda::device::{Address, Device, Event, Memory, Reduction, Scaling, Stream, StreamId};
 use crate::error::{Error, ReducerError, Result};
 use crate::exec::{Raw, drain};
+use crate::reduce::{scale_to, scales};
 use crate::types::{DType, Op, Rank, ReduceOp};
 
 /// The device of a reducer, and the caller's stream on it.
@@ -36,19 +37,25 @@ pub(super) struct OnDevice {
     /// Recorded where a thread waits for a stream. Kept, because to make or to end one waits for all
     /// streams.
     done: Mutex<Event>,
+    /// Whether the device has kernels. Without them, elements are scaled on the host.
+    has_kernels: bool,
 }
 
 impl OnDevice {
     pub(super) fn new(comm: &Communicator, chosen: Chosen, dtypes: impl IntoIterator<Item = DType>) -> Result<OnDevice> {
         let device = comm.exec.device(chosen.ordinal)?;
         // Prepares the kernels now, because that may wait for all work of the device.
-        for dtype in dtypes.into_iter().filter(|&dtype| is_of_gradients(dtype)) {
-            if let Err(error) = device.prepare(dtype, Some(ReduceOp::Sum)) {
+        let prepared = dtypes.into_iter().filter(|&dtype| is_of_gradients(dtype)).try_for_each(|dtype| {
+            device.prepare(dtype, Some(ReduceOp::Sum))?;
+            let pairs = DType::ALL.iter().flat_map(|&other| [(dtype, other), (other, dtype)]);
+            pairs.filter(|&(from, to)| scales(from, to)).try_for_each(|pair| device.prepare_to_scale(pair))
+        });
+        let has_kernels = prepared
+            .inspect_err(|error| {
                 tracing::warn!(%error, "cannot prepare kernels: buckets are copied through the host, and gradients cannot be accumulated");
-                break;
-            }
-        }
-        Ok(OnDevice { own: Stream::new(&device)?, done: Mutex::new(Event::new(&device)?), device, chosen })
+            })
+            .is_ok();
+        Ok(OnDevice { own: Stream::new(&device)?, done: Mutex::new(Event::new(&device)?), device, chosen, has_kernels })
     }
 
     pub(super) fn allocate(&self, len: usize) -> Result<Memory> {
@@ -129,10 +136,25 @@ impl OnDevice {
         // SAFETY: as promised by the caller.
         if count > 0 { unsafe { self.device.reduce(self.stream()?, &reduction) } } else { Ok(()) }
     }
+
+    /// Multiplies the elements at `at`. Without kernels, the stream has completed all earlier work on
+    /// them, and the work is done when this returns.
+    pub(super) unsafe fn scale_in_turn(
+        &self,
+        comm: &Communicator,
+        dtype: DType,
+        at: Address,
+        count: usize,
+        factor: f64,
+    ) -> Result<()> {
+        let scaling = Scaling { dtypes: (dtype, dtype), source: at, target: at, count, factor };
+        // SAFETY: as promised by the caller.
+        unsafe { self.scale_on(comm, self.stream()?, &scaling) }
+    }
 }
 
 /// Work of the reducer's thread, or of a caller of the reducer while that thread has no job. These
-/// methods return when the work is done.
+/// methods return when the work is done, except for [`scale`](OnDevice::scale).
 ///
 /// # Safety
 ///
@@ -154,7 +176,39 @@ impl OnDevice {
         self.finish(comm)
     }
 
-    fn finish(&self, comm: &Communicator) -> Result<()> {
+    /// Enqueues a scaling. Later calls find its result. It is done after a later one that returns when
+    /// its work is done, or after [`finish`](OnDevice::finish).
+    pub(super) unsafe fn scale(&self, comm: &Communicator, scaling: &Scaling) -> Result<()> {
+        // SAFETY: as promised by the caller.
+        unsafe { self.scale_on(comm, self.own.id, scaling) }
+    }
+
+    /// Scales by a kernel on a stream, or on the host if the device has no kernels.
+    unsafe fn scale_on(&self, comm: &Communicator, stream: StreamId, scaling: &Scaling) -> Result<()> {
+        let Scaling { dtypes, source, target, count, factor } = *scaling;
+        if count == 0 {
+            return Ok(());
+        }
+        if self.has_kernels {
+            // SAFETY: as promised by the caller.
+            return unsafe { self.device.scale(stream, scaling) };
+        }
+        let bytes = [dtypes.0, dtypes.1].map(|dtype| count * dtype.size());
+        // Words, so that the elements are aligned.
+        let [mut from, mut to] = bytes.map(|bytes| vec![0u64; bytes.div_ceil(8)]);
+        // SAFETY: the vectors have room for `count` elements, and the caller promises the rest.
+        let result = unsafe {
+            self.fetch(comm, source, from.as_mut_ptr().cast(), bytes[0]).and_then(|()| {
+                scale_to(dtypes, from.as_ptr().cast(), to.as_mut_ptr().cast(), count, factor);
+                self.bring(comm, to.as_ptr().cast(), target, bytes[1])
+            })
+        };
+        // After an error the device may still be copying: the memory must not be freed.
+        result.inspect_err(|_| std::mem::forget((from, to)))
+    }
+
+    /// Waits until the work is done.
+    pub(super) fn finish(&self, comm: &Communicator) -> Result<()> {
         let done = self.done.lock();
         done.record(self.own.id)?;
         comm.exec.until_done(&done)

@@ -39,6 +39,18 @@ fn elements(dtype: DType, count: usize, seed: u64) -> Vec<u8> {
     (0..count).flat_map(bytes).collect()
 }
 
+/// Numbers of which a product is rounded.
+fn reals(dtype: DType, count: usize, seed: u64) -> Vec<u8> {
+    let real = |i: usize| f64::from(mix(seed, i as u64) as i32) / 3e8;
+    let bytes = |i: usize| match dtype {
+        DType::F32 => (real(i) as f32).to_le_bytes().to_vec(),
+        DType::F64 => real(i).to_le_bytes().to_vec(),
+        DType::F16 => half::f16::from_f64(real(i)).to_le_bytes().to_vec(),
+        _ => half::bf16::from_f64(real(i)).to_le_bytes().to_vec(),
+    };
+    (0..count).flat_map(bytes).collect()
+}
+
 fn number(bytes: &[u8]) -> f32 {
     f32::from_le_bytes(bytes.try_into().unwrap())
 }
@@ -229,6 +241,83 @@ fn hooks_find_gradients_of_a_device_on_the_host() {
             assert!(twice.chunks(4).zip(once.chunks(4)).all(|(twice, once)| number(twice) == 2.0 * number(once)));
         }
     });
+}
+
+/// Trains four ranks, of which rank 0 makes one step less than the others, with each type of
+/// gradients and buffers. Returns the gradients after each step of this rank, and its buffers after
+/// the last step.
+fn train_unevenly(
+    device: &Arc<FakeDevice>,
+    (comm, stream): (&Communicator, StreamId),
+    on_device: bool,
+    builder: ReducerBuilder,
+) -> Vec<Vec<u8>> {
+    // Long enough to be reduced where they are, also when they are compressed.
+    const COUNT: usize = 40_001;
+    let described = [DType::F32, DType::F64, DType::F16, DType::BF16].map(|dtype| {
+        let parameter = Parameter::new(dtype.to_string(), [COUNT], dtype);
+        if on_device { parameter.on_device() } else { parameter }
+    });
+    let builder = builder.parameters(described.clone()).buffers(described.clone()).uneven(Uneven::ByRanksWithInput);
+    let mut model = Model::new(device, stream, builder.first_bucket_bytes(1).bucket_bytes(1), comm);
+    let content = |kind: u64, index: usize| reals(described[index].dtype, COUNT, mix(kind, (10 * comm.rank() + index) as u64));
+    let mut seen = Vec::new();
+    for step in 0..if comm.rank() == 0 { 1 } else { 2 } {
+        model.reducer.start(true).unwrap();
+        (0..4).for_each(|index| model.put(index, &content(step, index), false).unwrap());
+        model.reducer.finish().unwrap();
+        seen.extend((0..4).map(|index| model.gradient(index)));
+    }
+    if comm.rank() > 0 {
+        let mut host: Vec<Vec<u8>> = (0..4).map(|index| content(7, index)).collect();
+        let at: Vec<Address> = host.iter().map(|content| model.filled(content)).collect();
+        let mut tensors: Vec<TensorMut<'_>> = (0..4)
+            .map(|index| {
+                let there = std::ptr::without_provenance_mut(at[index] as usize);
+                let address = if on_device { there } else { host[index].as_mut_ptr() };
+                // SAFETY: both have this many bytes, and nothing else uses them.
+                unsafe { TensorMut::at(address, &described[index]) }
+            })
+            .collect();
+        model.reducer.sync_buffers(&mut tensors, BufferSync::Average).unwrap();
+        drop(tensors);
+        match on_device {
+            true => seen.extend(at.iter().zip(&host).map(|(&at, host)| device.read(stream, at, host.len()))),
+            false => seen.extend(host),
+        }
+    }
+    while model.reducer.join_step().unwrap() {}
+    seen
+}
+
+/// Compression, averages of fewer ranks and averages of buffers have the same bits on a device as on
+/// the host, and copy nothing to the host.
+#[test]
+#[cfg_attr(miri, ignore = "too slow")]
+fn kernels_scale_and_convert_as_the_host_does() {
+    let hooks: [fn(ReducerBuilder) -> ReducerBuilder; 3] =
+        [|builder| builder, |builder| builder.hook(Compress::f16()), |builder| builder.hook(Compress::bf16())];
+    for (hook, scalings) in hooks.into_iter().zip([0, 4, 4]) {
+        for has_kernels in [true, false] {
+            let device = Arc::new(FakeDevice::new());
+            device.has_kernels.store(has_kernels, Ordering::SeqCst);
+            on_ranks(&device, 4, |comm, stream| {
+                let train = |on_device| train_unevenly(&device, (comm, stream), on_device, hook(Reducer::builder()));
+                let (on_device, on_host) = (train(true), train(false));
+                for (place, (on_device, on_host)) in on_device.iter().zip(&on_host).enumerate() {
+                    assert!(on_device == on_host, "kernels {has_kernels}, rank {}, {place}", comm.rank());
+                }
+            });
+            let [copies, done] = [&device.copies, &device.scalings].map(|count| count.load(Ordering::SeqCst));
+            if has_kernels {
+                // Two of two buckets in each of two steps, one of each bucket in the step of three
+                // ranks, and one of each buffer.
+                assert_eq!((copies, done), (0, 4 * (2 * scalings + 4 + 4)));
+            } else {
+                assert!(copies > 0 && done == 0, "{copies} {done}");
+            }
+        }
+    }
 }
 
 #[test]

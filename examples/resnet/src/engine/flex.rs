@@ -9,7 +9,12 @@ use burn_backend::ops::{ActivationOps, ConvOptions, FloatTensorOps, ModuleOps};
 use burn_backend::{DType, Shape, TensorData, TensorMetadata};
 use burn_flex::{Flex as Backend, FlexTensor};
 
+use kolo::ddp::{Reducer, Step, TensorMut};
+use kolo::{Communicator, ReduceOp};
+
 use super::{EPSILON, Engine};
+use crate::loss::{self, Outcome};
+use crate::rule::Rule;
 
 type B = Autodiff<Backend>;
 
@@ -19,6 +24,7 @@ pub(crate) struct Flex;
 impl Engine for Flex {
     type Tensor = <B as BackendTypes>::FloatTensorPrimitive;
     type Gradients = Gradients;
+    type Outcomes = Outcome;
 
     fn name(&self) -> String {
         format!("burn flex, {} threads", rayon::current_num_threads())
@@ -40,13 +46,9 @@ impl Engine for Flex {
         tensor.shape().num_elements()
     }
 
-    fn change<R>(&self, tensor: &mut Self::Tensor, change: impl FnOnce(&mut [f32]) -> R) -> R {
-        // Taken out, so that no other tensor shares its memory and it is changed in place.
-        let mut values = B::inner(std::mem::replace(tensor, B::from_inner(FlexTensor::empty(Shape::new([0]), DType::F32))));
-        debug_assert!(values.is_contiguous());
-        let result = change(values.storage_mut());
-        *tensor = B::from_inner(values);
-        result
+    fn copy(&self, tensor: &Self::Tensor) -> Self::Tensor {
+        // Memory that tensors share is copied when one of them changes.
+        self.detach(tensor.clone())
     }
 
     fn read(&self, tensor: &Self::Tensor, into: &mut [f32]) {
@@ -101,6 +103,82 @@ impl Engine for Flex {
     fn gradient(&self, gradients: &mut Self::Gradients, leaf: &Self::Tensor) -> Option<Self::Tensor> {
         B::grad_remove(leaf, gradients).map(B::from_inner)
     }
+
+    fn follow(&self, running: &mut Self::Tensor, batch: &Self::Tensor, scale: f32, share: f32) {
+        let mut values = vec![0.0; self.count(batch)];
+        self.read(batch, &mut values);
+        change(running, |running| {
+            running.iter_mut().zip(values).for_each(|(running, batch)| *running += share * (scale * batch - *running));
+        });
+    }
+
+    fn cross_entropy(&self, scores: &Self::Tensor, labels: &[usize]) -> (Outcome, Self::Tensor) {
+        let mut values = vec![0.0; self.count(scores)];
+        self.read(scores, &mut values);
+        let (outcome, gradient) = loss::cross_entropy(&values, labels);
+        let classes = gradient.len() / labels.len();
+        (outcome, self.constant(gradient, &[labels.len(), classes]))
+    }
+
+    fn no_outcomes(&self) -> Outcome {
+        Outcome::default()
+    }
+
+    fn add_outcomes(&self, sums: &mut Outcome, others: Outcome) {
+        sums.add(others);
+    }
+
+    fn outcome(&self, sums: &Outcome) -> Outcome {
+        *sums
+    }
+
+    fn all_reduce(&self, comm: &Communicator, sums: &mut Outcome) -> kolo::Result<()> {
+        let mut numbers = sums.numbers();
+        comm.all_reduce(&mut numbers, ReduceOp::Sum)?;
+        *sums = Outcome::of(numbers);
+        Ok(())
+    }
+
+    fn lend<R>(&self, tensors: &mut [Self::Tensor], call: impl FnOnce(&mut [TensorMut<'_>]) -> R) -> R {
+        let mut taken: Vec<FlexTensor> = tensors.iter_mut().map(take).collect();
+        let result = call(&mut taken.iter_mut().map(|values| TensorMut::from(values.storage_mut::<f32>())).collect::<Vec<_>>());
+        tensors.iter_mut().zip(taken).for_each(|(tensor, values)| *tensor = B::from_inner(values));
+        result
+    }
+
+    fn put(&self, step: &Step<'_>, number: usize, gradient: &Self::Tensor) -> kolo::Result<()> {
+        let mut place = step.view::<f32>(number)?;
+        self.read(gradient, &mut place);
+        place.ready()
+    }
+
+    fn descend(
+        &self,
+        rule: &Rule,
+        reducer: &Reducer,
+        number: usize,
+        values: &mut Self::Tensor,
+        velocity: &mut Self::Tensor,
+    ) -> kolo::Result<()> {
+        let gradient = reducer.gradient::<f32>(number)?;
+        change(values, |values| change(velocity, |velocity| rule.apply(values, velocity, gradient)));
+        Ok(())
+    }
+}
+
+/// Takes a tensor out, so that no other tensor shares its memory and it is changed in place.
+fn take(tensor: &mut <B as BackendTypes>::FloatTensorPrimitive) -> FlexTensor {
+    let values = B::inner(std::mem::replace(tensor, B::from_inner(FlexTensor::empty(Shape::new([0]), DType::F32))));
+    debug_assert!(values.is_contiguous());
+    values
+}
+
+/// Changes the values of a tensor that has no gradient, by rows.
+fn change<R>(tensor: &mut <B as BackendTypes>::FloatTensorPrimitive, change: impl FnOnce(&mut [f32]) -> R) -> R {
+    let mut values = take(tensor);
+    let result = change(values.storage_mut());
+    *tensor = B::from_inner(values);
+    result
 }
 
 /// Copies a strided tensor by rows. A contiguous run, such as the 3 x 3 of a convolution, is copied

@@ -7,6 +7,11 @@ mod flex;
 mod torch;
 
 use clap::ValueEnum;
+use kolo::Communicator;
+use kolo::ddp::{Parameter, Reducer, ReducerBuilder, Step, TensorMut};
+
+use crate::loss::Outcome;
+use crate::rule::Rule;
 
 pub(crate) use flex::Flex;
 #[cfg(feature = "tch")]
@@ -31,6 +36,8 @@ pub(crate) trait Engine {
     type Tensor: Clone;
     /// The gradients that [`backward`](Engine::backward) computed.
     type Gradients;
+    /// The sums of the outcomes of batches.
+    type Outcomes;
 
     /// Returns the name of the engine and its device.
     fn name(&self) -> String;
@@ -48,10 +55,10 @@ pub(crate) trait Engine {
     /// Returns the number of values.
     fn count(&self, tensor: &Self::Tensor) -> usize;
 
-    /// Changes the values of a tensor that has no gradient, by rows.
-    fn change<R>(&self, tensor: &mut Self::Tensor, change: impl FnOnce(&mut [f32]) -> R) -> R;
+    /// Copies a tensor that has no gradient to memory of its own.
+    fn copy(&self, tensor: &Self::Tensor) -> Self::Tensor;
 
-    /// Copies the values by rows.
+    /// Copies the values by rows to host memory.
     fn read(&self, tensor: &Self::Tensor, into: &mut [f32]);
 
     /// Convolves. `weight` is `[out, in, size, size]`; `padding` is the number of zeros on each
@@ -86,6 +93,51 @@ pub(crate) trait Engine {
 
     /// Returns the gradient with respect to a leaf; `None` if `of` does not depend on it.
     fn gradient(&self, gradients: &mut Self::Gradients, leaf: &Self::Tensor) -> Option<Self::Tensor>;
+
+    /// Moves a running statistic, which has no gradient, by a share of the way to `scale` times that
+    /// of a batch.
+    fn follow(&self, running: &mut Self::Tensor, batch: &Self::Tensor, scale: f32, share: f32);
+
+    /// Returns the outcome of a batch, and the gradient of its mean loss with respect to the scores,
+    /// `[images, classes]`.
+    fn cross_entropy(&self, scores: &Self::Tensor, labels: &[usize]) -> (Self::Outcomes, Self::Tensor);
+
+    /// Returns the sums of no batches.
+    fn no_outcomes(&self) -> Self::Outcomes;
+
+    fn add_outcomes(&self, sums: &mut Self::Outcomes, others: Self::Outcomes);
+
+    /// Copies the sums to the host.
+    fn outcome(&self, sums: &Self::Outcomes) -> Outcome;
+
+    /// Adds up the sums of all ranks.
+    fn all_reduce(&self, comm: &Communicator, sums: &mut Self::Outcomes) -> kolo::Result<()>;
+
+    /// Tells a reducer where the tensors are.
+    fn place(&self, builder: ReducerBuilder) -> ReducerBuilder {
+        builder
+    }
+
+    /// As [`place`](Engine::place), for one parameter or buffer.
+    fn place_one(&self, parameter: Parameter) -> Parameter {
+        parameter
+    }
+
+    /// Lends the memory of tensors without gradients to a reducer. Their values may change.
+    fn lend<R>(&self, tensors: &mut [Self::Tensor], call: impl FnOnce(&mut [TensorMut<'_>]) -> R) -> R;
+
+    /// Gives the gradient of a parameter to a reducer.
+    fn put(&self, step: &Step<'_>, number: usize, gradient: &Self::Tensor) -> kolo::Result<()>;
+
+    /// Updates a parameter and its velocity by the average of its gradient.
+    fn descend(
+        &self,
+        rule: &Rule,
+        reducer: &Reducer,
+        number: usize,
+        values: &mut Self::Tensor,
+        velocity: &mut Self::Tensor,
+    ) -> kolo::Result<()>;
 }
 
 /// Is added to variances before the square root, as in PyTorch.

@@ -4,9 +4,20 @@ use super::architecture::{BlockKind, Shape, Stem};
 use super::{Conv, Name, Norm, Segment, Weight};
 use crate::random::{Purpose, Random};
 
-/// The segments of a model, its parameters in order of forward, and its buffers.
-pub(super) fn segments(shape: &Shape, classes: usize) -> (Vec<Segment>, Vec<Name>, Vec<Name>) {
-    let mut builder = Builder { normalises: shape.normalises, parameters: Vec::new(), buffers: Vec::new() };
+/// The parts of a model.
+pub(super) struct Parts {
+    pub(super) segments: Vec<Segment>,
+    /// The parameters, in the order of the forward pass.
+    pub(super) parameters: Vec<Name>,
+    pub(super) buffers: Vec<Name>,
+    /// Weights that are not trained: values and shape.
+    pub(super) constants: Vec<(Vec<f32>, [usize; 4])>,
+}
+
+/// Returns the parts of a model.
+pub(super) fn parts(shape: &Shape, classes: usize) -> Parts {
+    let mut builder =
+        Builder { normalises: shape.normalises, parameters: Vec::new(), buffers: Vec::new(), constants: Vec::new() };
     let (size, stride, pools) = match shape.stem {
         Stem::Large => (7, 2, true),
         Stem::Small => (3, 1, false),
@@ -27,13 +38,15 @@ pub(super) fn segments(shape: &Shape, classes: usize) -> (Vec<Segment>, Vec<Name
     let weight = builder.parameter("fc.weight".to_owned(), &[classes, channels]);
     let bias = builder.parameter("fc.bias".to_owned(), &[classes]);
     segments.push(Segment::Head { weight, bias });
-    (segments, builder.parameters, builder.buffers)
+    let Builder { parameters, buffers, constants, .. } = builder;
+    Parts { segments, parameters, buffers, constants }
 }
 
 struct Builder {
     normalises: bool,
     parameters: Vec<Name>,
     buffers: Vec<Name>,
+    constants: Vec<(Vec<f32>, [usize; 4])>,
 }
 
 impl Builder {
@@ -76,7 +89,8 @@ impl Builder {
             if shape.projects {
                 self.conv(&format!("{prefix}downsample.0"), &format!("{prefix}downsample.1"), [from, to], 1, stride)
             } else {
-                Conv { weight: identity(from, to), stride, padding: 0, norm: None }
+                self.constants.push(identity(from, to));
+                Conv { weight: Weight::Constant(self.constants.len() - 1), stride, padding: 0, norm: None }
             }
         });
         (Segment::Block { convs, shortcut }, to)
@@ -85,12 +99,12 @@ impl Builder {
 
 /// Returns the weights of a shortcut without parameters as a convolution: it copies channels, and
 /// adds channels of 0 on both sides.
-fn identity(from: usize, to: usize) -> Weight {
+fn identity(from: usize, to: usize) -> (Vec<f32>, [usize; 4]) {
     let mut values = vec![0.0; to * from];
     for channel in 0..from {
         values[(channel + (to - from) / 2) * from + channel] = 1.0;
     }
-    Weight::Constant(values, [to, from, 1, 1])
+    (values, [to, from, 1, 1])
 }
 
 /// Returns the initial values of a parameter: torchvision's for convolutions (He et al.: Delving

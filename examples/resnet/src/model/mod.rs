@@ -12,7 +12,10 @@ mod tests;
 #[cfg(test)]
 mod torchvision;
 
+use kolo::ddp::{BufferSync, Reducer, Step};
+
 use crate::engine::Engine;
+use crate::rule::Rule;
 use architecture::Shape;
 
 /// The share of a running statistic that each batch replaces, as in PyTorch.
@@ -43,9 +46,8 @@ struct Conv {
 
 enum Weight {
     Parameter(usize),
-    /// Weights that are not trained: 1 where the channels in and out are the same; values and
-    /// shape.
-    Constant(Vec<f32>, [usize; 4]),
+    /// The number of weights that are not trained: 1 where the channels in and out are the same.
+    Constant(usize),
 }
 
 /// Batch normalisation.
@@ -71,7 +73,9 @@ pub(crate) struct Model<E: Engine> {
     parameters: Vec<E::Tensor>,
     buffer_names: Vec<Name>,
     /// Running means and variances, which have no gradients.
-    buffers: Vec<Vec<f32>>,
+    buffers: Vec<E::Tensor>,
+    /// Weights that are not trained.
+    constants: Vec<E::Tensor>,
     classes: usize,
 }
 
@@ -111,13 +115,19 @@ struct Tape<E: Engine> {
 impl<E: Engine> Model<E> {
     /// Makes a model with weights from the seed, initialised as PyTorch does.
     pub(crate) fn new(engine: E, shape: &Shape, classes: usize, seed: u64) -> Model<E> {
-        let (segments, names, buffer_names) = build::segments(shape, classes);
+        let build::Parts { segments, parameters: names, buffers: buffer_names, constants } = build::parts(shape, classes);
         let parameters = (0..names.len()).map(|i| engine.constant(build::initial(&names, i, seed), &names[i].shape)).collect();
-        let buffers = buffer_names
-            .iter()
-            .map(|buffer| vec![if buffer.name.ends_with("running_var") { 1.0 } else { 0.0 }; buffer.count()])
-            .collect();
-        Model { engine, segments, names, parameters, buffer_names, buffers, classes }
+        let buffer = |name: &Name| {
+            let first = if name.name.ends_with("running_var") { 1.0 } else { 0.0 };
+            engine.constant(vec![first; name.count()], &name.shape)
+        };
+        let buffers = buffer_names.iter().map(buffer).collect();
+        let constants = constants.into_iter().map(|(values, shape)| engine.constant(values, &shape)).collect();
+        Model { engine, segments, names, parameters, buffer_names, buffers, constants, classes }
+    }
+
+    pub(crate) fn engine(&self) -> &E {
+        &self.engine
     }
 
     pub(crate) fn classes(&self) -> usize {
@@ -133,42 +143,103 @@ impl<E: Engine> Model<E> {
         &self.buffer_names
     }
 
-    pub(crate) fn buffers(&self) -> &[Vec<f32>] {
-        &self.buffers
-    }
-
-    pub(crate) fn buffers_mut(&mut self) -> &mut [Vec<f32>] {
-        &mut self.buffers
-    }
-
-    /// Returns the values of a parameter.
+    /// Copies a parameter to the host.
     pub(crate) fn parameter(&self, number: usize) -> Vec<f32> {
-        let mut values = vec![0.0; self.names[number].count()];
-        self.engine.read(&self.parameters[number], &mut values);
+        self.read(&self.parameters[number])
+    }
+
+    /// Copies a buffer to the host.
+    pub(crate) fn buffer(&self, number: usize) -> Vec<f32> {
+        self.read(&self.buffers[number])
+    }
+
+    /// Copies a tensor to the host.
+    pub(crate) fn read(&self, tensor: &E::Tensor) -> Vec<f32> {
+        let mut values = vec![0.0; self.engine.count(tensor)];
+        self.engine.read(tensor, &mut values);
         values
     }
 
-    /// Changes the values of a parameter.
-    pub(crate) fn change<R>(&mut self, number: usize, change: impl FnOnce(&mut [f32]) -> R) -> R {
-        self.engine.change(&mut self.parameters[number], change)
+    /// Replaces a parameter.
+    pub(crate) fn set_parameter(&mut self, number: usize, values: Vec<f32>) {
+        self.parameters[number] = self.engine.constant(values, &self.names[number].shape);
+    }
+
+    /// Replaces a buffer.
+    pub(crate) fn set_buffer(&mut self, number: usize, values: Vec<f32>) {
+        self.buffers[number] = self.engine.constant(values, &self.buffer_names[number].shape);
+    }
+
+    /// Returns the parameters of rank 0. They replace those of this model with
+    /// [`take_parameters`](Model::take_parameters), so that a failure does not change the model.
+    pub(crate) fn parameters_of_rank_0(&self, reducer: &mut Reducer) -> kolo::Result<Vec<E::Tensor>> {
+        self.of_rank_0(reducer, &self.parameters)
+    }
+
+    /// Returns rank 0's copies of tensors that have the shapes of the parameters.
+    pub(crate) fn of_rank_0(&self, reducer: &mut Reducer, tensors: &[E::Tensor]) -> kolo::Result<Vec<E::Tensor>> {
+        let mut copies: Vec<E::Tensor> = tensors.iter().map(|tensor| self.engine.copy(tensor)).collect();
+        self.engine.lend(&mut copies, |values| reducer.broadcast_parameters(values))?;
+        Ok(copies)
+    }
+
+    /// As [`parameters_of_rank_0`](Model::parameters_of_rank_0), for the buffers.
+    pub(crate) fn buffers_of_rank_0(&self, reducer: &mut Reducer) -> kolo::Result<Vec<E::Tensor>> {
+        let mut copies: Vec<E::Tensor> = self.buffers.iter().map(|tensor| self.engine.copy(tensor)).collect();
+        self.engine.lend(&mut copies, |values| reducer.sync_buffers(values, BufferSync::Broadcast(0)))?;
+        Ok(copies)
+    }
+
+    pub(crate) fn take_parameters(&mut self, parameters: Vec<E::Tensor>) {
+        self.parameters = parameters;
+    }
+
+    pub(crate) fn take_buffers(&mut self, buffers: Vec<E::Tensor>) {
+        self.buffers = buffers;
+    }
+
+    /// Averages the running statistics over all ranks.
+    pub(crate) fn average_buffers(&mut self, reducer: &mut Reducer) -> kolo::Result<()> {
+        self.engine.lend(&mut self.buffers, |values| reducer.sync_buffers(values, BufferSync::Average))
+    }
+
+    /// Updates a parameter and its velocity by the average of its gradient.
+    pub(crate) fn descend(
+        &mut self,
+        rule: &Rule,
+        reducer: &Reducer,
+        number: usize,
+        velocity: &mut E::Tensor,
+    ) -> kolo::Result<()> {
+        self.engine.descend(rule, reducer, number, &mut self.parameters[number], velocity)
+    }
+
+    /// Returns the outcome of images, by the running statistics.
+    pub(crate) fn test(&self, batch: Batch) -> E::Outcomes {
+        let labels = batch.labels.clone();
+        self.engine.cross_entropy(&self.infer(batch), &labels).0
     }
 
     /// Returns the scores of the classes for each image, `[images, classes]`, by the running
     /// statistics.
+    #[cfg(test)]
     pub(crate) fn evaluate(&self, batch: Batch) -> Vec<f32> {
+        self.read(&self.infer(batch))
+    }
+
+    fn infer(&self, batch: Batch) -> E::Tensor {
         let shape = batch.shape();
         let mut x = self.engine.constant(batch.pixels, &shape);
         for segment in &self.segments {
             let mut tape = Tape { leaves: Vec::new(), statistics: Vec::new() };
             x = self.forward(segment, x, Mode::Evaluation, &mut tape);
         }
-        self.scores(&x, shape[0])
+        x
     }
 
-    /// Runs the forward pass, then the backward pass by segments. `loss` receives the scores,
-    /// `[images, classes]`, and returns the gradient with respect to them. `ready` receives the
-    /// number and the gradient of each parameter as soon as it is computed: in reverse order, one
-    /// segment at a time.
+    /// Runs the forward pass, then the backward pass of the mean loss by segments. `ready` receives
+    /// the number and the gradient of each parameter as soon as it is computed: in reverse order, one
+    /// segment at a time. Returns the outcome of the batch.
     ///
     /// # Errors
     ///
@@ -176,10 +247,9 @@ impl<E: Engine> Model<E> {
     pub(crate) fn train<Error>(
         &mut self,
         batch: Batch,
-        loss: impl FnOnce(&[f32]) -> Vec<f32>,
         mut ready: impl FnMut(usize, Gradient<'_, E>) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let shape = batch.shape();
+    ) -> Result<E::Outcomes, Error> {
+        let (shape, labels) = (batch.shape(), batch.labels.clone());
         let mut x = self.engine.constant(batch.pixels, &shape);
         let mut tapes = Vec::with_capacity(self.segments.len());
         let mut statistics = Vec::new();
@@ -192,8 +262,7 @@ impl<E: Engine> Model<E> {
             statistics.append(&mut tape.statistics);
             tapes.push((input, output, tape.leaves));
         }
-        let gradient = loss(&self.scores(&x, shape[0]));
-        let mut gradient = self.engine.constant(gradient, &[shape[0], self.classes]);
+        let (outcome, mut gradient) = self.engine.cross_entropy(&x, &labels);
         while let Some((input, output, leaves)) = tapes.pop() {
             let mut gradients = self.engine.backward(output, gradient.clone());
             for (number, leaf) in leaves.iter().rev() {
@@ -205,13 +274,7 @@ impl<E: Engine> Model<E> {
             }
         }
         self.keep_account(&statistics);
-        Ok(())
-    }
-
-    fn scores(&self, x: &E::Tensor, images: usize) -> Vec<f32> {
-        let mut scores = vec![0.0; images * self.classes];
-        self.engine.read(x, &mut scores);
-        scores
+        Ok(outcome)
     }
 
     fn forward(&self, segment: &Segment, x: E::Tensor, mode: Mode, tape: &mut Tape<E>) -> E::Tensor {
@@ -246,20 +309,20 @@ impl<E: Engine> Model<E> {
     fn conv(&self, conv: &Conv, x: E::Tensor, mode: Mode, tape: &mut Tape<E>) -> E::Tensor {
         let weight = match &conv.weight {
             Weight::Parameter(number) => self.leaf(*number, mode, tape),
-            Weight::Constant(values, shape) => self.engine.constant(values.clone(), shape),
+            Weight::Constant(number) => self.constants[*number].clone(),
         };
         let x = self.engine.conv2d(x, weight, conv.stride, conv.padding);
         let Some(Norm { parameter, buffer }) = conv.norm else { return x };
         let (scale, shift) = (self.leaf(parameter, mode, tape), self.leaf(parameter + 1, mode, tape));
         match mode {
             Mode::Training => {
-                let values = self.engine.count(&x) / self.buffers[buffer].len();
+                let values = self.engine.count(&x) / self.buffer_names[buffer].count();
                 let [x, mean, variance] = self.engine.batch_norm(x, scale, shift);
                 tape.statistics.push((buffer, mean, variance, values));
                 x
             }
             Mode::Evaluation => {
-                let by = [buffer, buffer + 1].map(|i| self.engine.constant(self.buffers[i].clone(), &self.buffer_names[i].shape));
+                let by = [buffer, buffer + 1].map(|i| self.buffers[i].clone());
                 self.engine.batch_norm_by(x, scale, shift, by)
             }
         }
@@ -280,11 +343,8 @@ impl<E: Engine> Model<E> {
     fn keep_account(&mut self, statistics: &[(usize, E::Tensor, E::Tensor, usize)]) {
         for (buffer, mean, variance, values) in statistics {
             let unbias = *values as f32 / (values - 1).max(1) as f32;
-            for (buffer, tensor, scale) in [(*buffer, mean, 1.0), (buffer + 1, variance, unbias)] {
-                let running = &mut self.buffers[buffer];
-                let mut batch = vec![0.0; running.len()];
-                self.engine.read(tensor, &mut batch);
-                running.iter_mut().zip(batch).for_each(|(running, batch)| *running += MOMENTUM * (scale * batch - *running));
+            for (buffer, batch, scale) in [(*buffer, mean, 1.0), (buffer + 1, variance, unbias)] {
+                self.engine.follow(&mut self.buffers[buffer], batch, scale, MOMENTUM);
             }
         }
     }
@@ -297,7 +357,13 @@ pub(crate) struct Gradient<'a, E: Engine> {
 }
 
 impl<E: Engine> Gradient<'_, E> {
-    /// Copies the gradient by rows.
+    /// Gives the gradient to a reducer.
+    pub(crate) fn put(&self, step: &Step<'_>, number: usize) -> kolo::Result<()> {
+        self.engine.put(step, number, &self.tensor)
+    }
+
+    /// Copies the gradient by rows to the host.
+    #[cfg(test)]
     pub(crate) fn read(&self, into: &mut [f32]) {
         self.engine.read(&self.tensor, into);
     }

@@ -65,10 +65,10 @@ fn scores_are_those_of_torchvision() {
         let mut model = Model::new(Flex, &architecture.shape(), CLASSES, 1);
         for i in 0..model.names().len() {
             let new = values(&model.names()[i]);
-            model.change(i, |values| values.copy_from_slice(&new));
+            model.set_parameter(i, new);
         }
         let buffers: Vec<Vec<f32>> = model.buffer_names().iter().map(values).collect();
-        model.buffers_mut().clone_from_slice(&buffers);
+        buffers.into_iter().enumerate().for_each(|(i, values)| model.set_buffer(i, values));
         check(architecture, &model);
     }
 }

@@ -50,10 +50,8 @@ impl<E: Engine> Run<'_, E> {
     /// another has not. If a rank is lost meanwhile, no rank changes its state.
     fn agree(&mut self) -> Result<(), Failure> {
         let mut reducer = setup::reducer(self.args, &self.comm, &self.model)?;
-        let mut others: Vec<Vec<f32>> = self.optimizer.velocities.iter().chain(self.model.buffers()).cloned().collect();
-        for values in &mut others {
-            self.comm.broadcast(values, 0)?;
-        }
+        let velocities = self.model.of_rank_0(&mut reducer, &self.optimizer.velocities)?;
+        let buffers = self.model.buffers_of_rank_0(&mut reducer)?;
         let state = &self.state;
         let mut numbers = [state.epoch as u64, state.seen as u64, state.step, state.best.to_bits()];
         self.comm.broadcast(&mut numbers, 0)?;
@@ -64,8 +62,8 @@ impl<E: Engine> Run<'_, E> {
         // The last collective: the model changes when it has completed.
         setup::broadcast(&mut reducer, &mut self.model)?;
 
-        let places = self.optimizer.velocities.iter_mut().chain(self.model.buffers_mut());
-        places.zip(others).for_each(|(place, values)| *place = values);
+        self.optimizer.velocities = velocities;
+        self.model.take_buffers(buffers);
         let state = &mut self.state;
         (state.epoch, state.seen, state.step) = (numbers[0] as usize, numbers[1] as usize, numbers[2]);
         state.best = f64::from_bits(numbers[3]);

@@ -2,20 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use kolo::ReduceOp;
-
 use super::{Failure, Run};
 use crate::checkpoint::{self, State};
 use crate::data::loader::{Loader, Source};
 use crate::data::sampler::Sampler;
 use crate::engine::Engine;
-use crate::loss::{Outcome, cross_entropy};
+use crate::loss::Outcome;
 use crate::metrics::{Epoch, Event, Step};
 use crate::model::Batch;
 
 /// How a rank spent its time, in seconds.
 #[derive(Clone, Copy, Default)]
-struct Times {
+pub(super) struct Times {
     all: f64,
     /// Waiting for images.
     loading: f64,
@@ -102,9 +100,9 @@ impl<E: Engine> Run<'_, E> {
             let batch = loader.next().ok_or("images ended early".to_owned())??;
             let loading = asked.elapsed().as_secs_f64();
             let rate = self.rate.at(self.epochs_passed());
-            let mut this = self.step(batch, rate as f32)?;
-            (this.times.loading, this.times.all) = (loading, asked.elapsed().as_secs_f64());
-            self.window.add(&this);
+            let mut times = self.step(batch, rate as f32)?;
+            (times.loading, times.all) = (loading, asked.elapsed().as_secs_f64());
+            self.window.add(&Window { outcome: Outcome::default(), times });
             self.state.seen = done + sampler.seen(step);
             self.state.step += 1;
             let is_last = step + 1 == steps;
@@ -159,38 +157,32 @@ impl<E: Engine> Run<'_, E> {
     }
 
     /// Makes one step: forward, backward while gradients are averaged, and the optimiser.
-    pub(super) fn step(&mut self, batch: Batch, rate: f32) -> Result<Window, Failure> {
-        let labels = batch.labels.clone();
-        let mut outcome = Outcome::default();
+    pub(super) fn step(&mut self, batch: Batch, rate: f32) -> Result<Times, Failure> {
         let step = self.reducer.begin()?;
-        let loss = |scores: &[f32]| {
-            let (these, gradient) = cross_entropy(scores, &labels);
-            outcome = these;
-            gradient
-        };
-        self.model.train(batch, loss, |number, gradient| {
-            let mut place = step.view::<f32>(number)?;
-            gradient.read(&mut place);
-            place.ready()
-        })?;
+        let outcome = self.model.train(batch, |number, gradient| gradient.put(&step, number))?;
         step.finish()?;
-        for number in 0..self.model.names().len() {
-            let gradient = self.reducer.gradient::<f32>(number)?;
-            self.model.change(number, |values| self.optimizer.step(number, rate, values, gradient));
-        }
+        self.optimizer.step(rate, &self.reducer, &mut self.model)?;
+        self.model.engine().add_outcomes(&mut self.outcomes, outcome);
         let statistics = self.reducer.statistics();
-        let times = Times {
+        Ok(Times {
             waiting: statistics.waited.as_secs_f64(),
             communicated: statistics.communicated().as_secs_f64(),
             overlapped: statistics.overlapped().as_secs_f64(),
             ..Times::default()
-        };
-        Ok(Window { outcome, times })
+        })
+    }
+
+    /// Takes this rank's outcomes since the last report.
+    pub(super) fn outcome(&mut self) -> Outcome {
+        let engine = self.model.engine();
+        engine.outcome(&std::mem::replace(&mut self.outcomes, engine.no_outcomes()))
     }
 
     /// Gathers the figures of all ranks since the last report, and reports them.
     fn report(&mut self, lr: f64, [made, steps]: [usize; 2]) -> Result<(), Failure> {
         let world = self.comm.world_size();
+        let outcome = self.outcome();
+        self.window.outcome.add(outcome);
         let mut fields = vec![0.0; FIELDS * world];
         self.comm.all_gather(&self.window.fields(), &mut fields)?;
         self.window = Window::default();
@@ -231,18 +223,19 @@ impl<E: Engine> Run<'_, E> {
         let images: Vec<usize> = (self.comm.rank()..self.test.len()).step_by(self.comm.world_size()).collect();
         let source = Source { dataset: self.test.clone(), transform: self.transform, variation: None };
         let batches = images.chunks(self.batch).map(<[usize]>::to_vec).collect();
-        let mut outcome = Outcome::default();
+        let engine = self.model.engine();
+        let mut outcomes = engine.no_outcomes();
         for batch in Loader::start(&source, batches, self.workers)? {
-            let batch = batch?;
-            let labels = batch.labels.clone();
-            outcome.add(cross_entropy(&self.model.evaluate(batch), &labels).0);
+            engine.add_outcomes(&mut outcomes, self.model.test(batch?));
         }
-        let mut sums = [outcome.loss, outcome.correct, outcome.images];
-        self.comm.all_reduce(&mut sums, ReduceOp::Sum)?;
-        if !sums[0].is_finite() {
-            return Err(format!("the loss is {} in the test", sums[0]).into());
+        engine.all_reduce(&self.comm, &mut outcomes)?;
+        let outcome = engine.outcome(&outcomes);
+        // An operation on a device reports its failure in the next one.
+        self.comm.barrier()?;
+        if !outcome.loss.is_finite() {
+            return Err(format!("the loss is {} in the test", outcome.loss).into());
         }
-        Ok(Outcome { loss: sums[0], correct: sums[1], images: sums[2] })
+        Ok(outcome)
     }
 }
 

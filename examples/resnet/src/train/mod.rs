@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kolo::Communicator;
-use kolo::ddp::{BufferSync, Reducer, TensorMut};
+use kolo::ddp::Reducer;
 
 use crate::arguments::TrainArgs;
 use crate::checkpoint::{self, State};
@@ -62,7 +62,7 @@ struct Run<'a, E: Engine> {
     comm: Communicator,
     reducer: Reducer,
     model: Model<E>,
-    optimizer: Sgd,
+    optimizer: Sgd<E>,
     rate: Rate,
     state: State,
     /// Images in a step of this rank.
@@ -77,7 +77,9 @@ struct Run<'a, E: Engine> {
     output: Option<Output>,
     /// Figures of the epoch.
     so_far: epoch::SoFar,
-    /// Figures since the last report.
+    /// Outcomes since the last report.
+    outcomes: E::Outcomes,
+    /// Times since the last report.
     window: epoch::Window,
 }
 
@@ -147,7 +149,6 @@ impl<E: Engine> Run<'_, E> {
 
     /// Averages the running statistics, because those of a rank cover its own images only.
     fn sync_buffers(&mut self) -> Result<(), Failure> {
-        let mut buffers: Vec<TensorMut<'_>> = self.model.buffers_mut().iter_mut().map(TensorMut::from).collect();
-        Ok(self.reducer.sync_buffers(&mut buffers, BufferSync::Average)?)
+        Ok(self.model.average_buffers(&mut self.reducer)?)
     }
 }

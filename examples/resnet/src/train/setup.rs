@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kolo::ddp::{Compress, Parameter, PowerSgd, Reducer, TensorMut};
+use kolo::ddp::{Compress, Parameter, PowerSgd, Reducer};
 use kolo::{Communicator, DType};
 
 use super::agree::{agree, images, options};
@@ -63,12 +63,12 @@ impl<'a, E: Engine> Run<'a, E> {
 
         let name = engine.name();
         let mut model = Model::new(engine, &args.shape(), train.classes(), seed);
-        let mut optimizer = Sgd::new(model.names().iter().map(Name::count), args.momentum as f32, args.wd as f32);
+        let mut optimizer = Sgd::new(&model, args.momentum as f32, args.wd as f32);
         let mut reducer = reducer(args, &comm, &model)?;
         let state = load(args, resumed.as_ref(), &mut model, &mut optimizer, seed)?;
         broadcast(&mut reducer, &mut model)?;
 
-        let global = batch * comm.world_size();
+        let (global, outcomes) = (batch * comm.world_size(), model.engine().no_outcomes());
         let start = Start {
             arch: args.arch.name(),
             engine: name,
@@ -102,6 +102,7 @@ impl<'a, E: Engine> Run<'a, E> {
             transform: Transform { size: args.size(), augmentation: args.augmentation() },
             output,
             so_far: SoFar::default(),
+            outcomes,
             window: Window::default(),
         })
     }
@@ -136,7 +137,7 @@ fn load<E: Engine>(
     args: &TrainArgs,
     resumed: Option<&(State, PathBuf)>,
     model: &mut Model<E>,
-    optimizer: &mut Sgd,
+    optimizer: &mut Sgd<E>,
     seed: u64,
 ) -> Result<State, Failure> {
     if let Some(path) = &args.weights {
@@ -231,11 +232,12 @@ fn resume(args: &TrainArgs, comm: &Communicator, path: &Path) -> Result<(State, 
 
 /// Makes the reducer of a model's gradients.
 pub(super) fn reducer<E: Engine>(args: &TrainArgs, comm: &Communicator, model: &Model<E>) -> Result<Reducer, Failure> {
-    let describe = |names: &[Name]| -> Vec<Parameter> {
-        names.iter().map(|name| Parameter::new(name.name.clone(), name.shape.clone(), DType::F32)).collect()
-    };
+    let engine = model.engine();
+    let one = |name: &Name| engine.place_one(Parameter::new(name.name.clone(), name.shape.clone(), DType::F32));
+    let describe = |names: &[Name]| names.iter().map(one).collect::<Vec<_>>();
     let bucket_bytes = (args.bucket_mb * f64::from(1 << 20)) as usize;
-    let builder = Reducer::builder()
+    let builder = engine
+        .place(Reducer::builder())
         .parameters(describe(model.names()))
         .buffers(describe(model.buffer_names()))
         .bucket_bytes(bucket_bytes)
@@ -255,11 +257,8 @@ pub(super) fn reducer<E: Engine>(args: &TrainArgs, comm: &Communicator, model: &
 
 /// Copies the weights of rank 0 to all ranks.
 pub(super) fn broadcast<E: Engine>(reducer: &mut Reducer, model: &mut Model<E>) -> Result<(), Failure> {
-    let mut values: Vec<Vec<f32>> = (0..model.names().len()).map(|i| model.parameter(i)).collect();
-    reducer.broadcast_parameters(&mut values.iter_mut().map(TensorMut::from).collect::<Vec<_>>())?;
-    for (i, new) in values.iter().enumerate() {
-        model.change(i, |values| values.copy_from_slice(new));
-    }
+    let parameters = model.parameters_of_rank_0(reducer)?;
+    model.take_parameters(parameters);
     Ok(())
 }
 

@@ -30,12 +30,12 @@ fn on_ranks<R: Send>(world: usize, rank: impl Fn(Communicator) -> R + Sync) -> V
     })
 }
 
-fn bits(run: &Run<'_, Flex>) -> Vec<u32> {
+fn bits<E: Engine>(run: &Run<'_, E>) -> Vec<u32> {
     (0..run.model.names().len()).flat_map(|i| run.model.parameter(i)).map(f32::to_bits).collect()
 }
 
 /// Makes steps as an epoch does, and calls `look` after each.
-fn train(run: &mut Run<'_, Flex>, steps: usize, mut look: impl FnMut(&Run<'_, Flex>, f64)) {
+fn train<E: Engine>(run: &mut Run<'_, E>, steps: usize, mut look: impl FnMut(&Run<'_, E>, f64)) {
     let place = [run.comm.rank(), run.comm.world_size()];
     let mut made = 0;
     for epoch in 0.. {
@@ -46,8 +46,9 @@ fn train(run: &mut Run<'_, Flex>, steps: usize, mut look: impl FnMut(&Run<'_, Fl
                 return;
             }
             made += 1;
-            let window = run.step(batch.unwrap(), 0.001).unwrap_or_else(|failure| panic!("{failure}"));
-            look(run, window.outcome.loss / window.outcome.images);
+            run.step(batch.unwrap(), 0.001).unwrap_or_else(|failure| panic!("{failure}"));
+            let outcome = run.outcome();
+            look(run, outcome.mean_loss());
         }
     }
 }
@@ -267,4 +268,91 @@ fn the_speed_of_an_epoch_is_that_of_all_its_time() {
     let images = epoch.images_per_s * epoch.seconds;
     assert!((images - (3.0 * 8.0 + 112.0)).abs() < 1e-6, "{images}");
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// libtorch on the CPU. On a GPU the trainer makes the same calls: only the memory that it lends is
+/// elsewhere.
+#[cfg(feature = "tch")]
+mod torch {
+    use super::*;
+
+    fn torch() -> Torch {
+        Torch::new(None, 1).unwrap()
+    }
+
+    /// Returns the losses of some steps of each rank, the outcome of a test, and the parameters.
+    fn trained<E: Engine>(name: &str, engine: impl Fn() -> E + Sync) -> Vec<(Vec<f64>, crate::loss::Outcome, Vec<u32>)> {
+        let (args, folder) = arguments(name, "");
+        let ranks = on_ranks(2, |comm| {
+            let mut run = Run::prepare(&args, comm, engine()).unwrap_or_else(|failure| panic!("{failure}"));
+            let mut losses = Vec::new();
+            train(&mut run, 20, |_, loss| losses.push(loss));
+            let test = run.evaluate().unwrap_or_else(|failure| panic!("{failure}"));
+            (losses, test, bits(&run))
+        });
+        std::fs::remove_dir_all(folder).unwrap();
+        ranks
+    }
+
+    #[test]
+    fn engines_train_alike() {
+        let (flex, torch) = (trained("flex", || Flex), trained("torch", torch));
+        assert!(torch[0].2 == torch[1].2, "parameters differ between ranks in some bit");
+        for (flex, torch) in flex.iter().zip(&torch) {
+            assert!(torch.0[19] < torch.0[0], "{:?}", torch.0);
+            for (a, b) in flex.0.iter().zip(&torch.0) {
+                assert!((a - b).abs() <= 1e-3 * a.abs(), "{a} {b}");
+            }
+            let (flex, torch) = (flex.1, torch.1);
+            assert_eq!((flex.images, torch.images), (40.0, 40.0));
+            assert!((flex.mean_loss() - torch.mean_loss()).abs() <= 1e-3 * flex.mean_loss(), "{flex:?} {torch:?}");
+            assert!((flex.correct - torch.correct).abs() <= 2.0, "{flex:?} {torch:?}");
+        }
+    }
+
+    #[test]
+    fn engines_go_on_from_their_checkpoints() {
+        let run = |args: &TrainArgs| {
+            let ranks = on_ranks(2, |comm| {
+                let mut run = Run::prepare(args, comm, torch()).unwrap_or_else(|failure| panic!("{failure}"));
+                run.all().unwrap_or_else(|failure| panic!("{failure}"));
+                let buffers = (0..run.model.buffer_names().len()).flat_map(|i| run.model.buffer(i));
+                (bits(&run), buffers.map(f32::to_bits).collect::<Vec<_>>())
+            });
+            assert!(ranks[0] == ranks[1]);
+            ranks.into_iter().next().unwrap()
+        };
+        let (mut args, whole) = arguments("torch-whole", "--lr-decay cosine --lr 0.05 --epochs 2");
+        args.no_norm = false;
+        let expected = run(&args);
+        let (_, parts) = arguments("torch-parts", "");
+        let first = TrainArgs { output: Some(parts.clone()), ..args.clone() };
+        on_ranks(2, |comm| {
+            let mut run = Run::prepare(&first, comm, torch()).unwrap_or_else(|failure| panic!("{failure}"));
+            run.steps().and_then(|()| run.finish_epoch()).unwrap_or_else(|failure| panic!("{failure}"));
+        });
+        let second = TrainArgs { output: None, resume: Some(parts.clone()), seed: None, ..first };
+        assert!(run(&second) == expected);
+        std::fs::remove_dir_all(whole).unwrap();
+        std::fs::remove_dir_all(parts).unwrap();
+    }
+
+    #[test]
+    fn engines_go_on_without_a_rank() {
+        let (args, folder) = arguments("torch-lost", "--elastic --epochs 1 --global-batch 12");
+        let ranks = on_ranks(3, |comm| {
+            let rank = comm.rank();
+            let mut run = Run::prepare(&args, comm, torch()).unwrap_or_else(|failure| panic!("{failure}"));
+            if rank == 0 {
+                train(&mut run, 1, |_, _| {});
+                return None;
+            }
+            run.all().unwrap_or_else(|failure| panic!("{failure}"));
+            assert_eq!((run.comm.world_size(), run.state.epoch), (2, 1));
+            Some(bits(&run))
+        });
+        let left: Vec<_> = ranks.into_iter().flatten().collect();
+        assert!(left.len() == 2 && left[0] == left[1]);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }

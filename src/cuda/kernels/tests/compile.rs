@@ -7,22 +7,27 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::image::{self, Image, OPTIONS, Origin, PREBUILT_FOR, SOURCE, image_by, load_or_prebuilt, options};
 use super::super::nvrtc::{Compiler, Nvrtc};
-use super::super::{BLOCKS, Grid, THREADS, cache, entry, grid};
+use super::super::{BLOCKS, Grid, THREADS, cache, entry, grid, scale_entry};
 use super::{every_reduction, not_run};
 use crate::error::Error;
 use crate::types::{DType, ReduceOp};
 
 /// The names of all entries.
 fn entries() -> BTreeSet<String> {
-    every_reduction().map(|(dtype, redop)| entry(dtype, redop).unwrap()).collect()
+    let reductions = every_reduction().map(|(dtype, redop)| entry(dtype, redop).unwrap());
+    let pairs = DType::ALL.iter().flat_map(|&from| DType::ALL.iter().map(move |&to| (from, to)));
+    reductions.chain(pairs.filter_map(|(from, to)| scale_entry(from, to))).collect()
 }
 
 #[test]
-fn reductions_that_do_not_apply_have_no_entry() {
+fn what_does_not_apply_has_no_entry() {
     assert_eq!(entry(DType::BF16, ReduceOp::Average).as_deref(), Some("kolo_reduce_average_bf16"));
     assert_eq!(entry(DType::I32, ReduceOp::Average), None);
     assert_eq!(entry(DType::F32, ReduceOp::BitXor), None);
-    assert_eq!(entries().len(), 8 * 7 + 6 * 5 + 5);
+    assert_eq!(scale_entry(DType::F64, DType::F16).as_deref(), Some("kolo_scale_f64_f16"));
+    assert_eq!(scale_entry(DType::F16, DType::BF16), None);
+    assert_eq!(scale_entry(DType::I32, DType::I32), None);
+    assert_eq!(entries().len(), 8 * 7 + 6 * 5 + 5 + 12);
 }
 
 #[test]
@@ -184,7 +189,7 @@ fn the_prebuilt_code_is_that_of_the_source() {
     for wrong in ["fma.rn", ".ftz", ".approx", "div.full", "max.f", "min.f", "max.NaN", "min.NaN", ".local"] {
         assert!(!ptx.contains(wrong), "{wrong}");
     }
-    for right in ["div.rn.f32", "div.rn.f64", "cvt.rn.f16.f32", "ld.global.v4", "st.global.v4.u32"] {
+    for right in ["div.rn.f32", "div.rn.f64", "cvt.rn.f16.f32", "cvt.rn.f32.f64", "ld.global.v4", "st.global.v4.u32"] {
         assert!(ptx.contains(right), "{right}");
     }
 }

@@ -3,6 +3,7 @@
 //! tests of NVIDIA's compiler are in `compile`.
 
 mod compile;
+mod scale;
 
 use std::ffi::{CString, c_void};
 use std::process::{Command, Stdio};
