@@ -135,7 +135,23 @@ impl Runner {
             // The peer waits for this message.
             failure::abort(&shared.status);
         };
+        // Messages that have ended, and that their streams have not left. A stream takes messages in the
+        // order in which they were called, and one of these may wait for one in flight.
+        let leaving: RefCell<Vec<(Task, MessageOnDevice)>> = RefCell::default();
+        let complete = |task: Task, message: &MessageOnDevice| {
+            message.count(shared);
+            task.complete(Ok(()));
+        };
+        let complete_left = || {
+            let left: Vec<_> = leaving.borrow_mut().extract_if(.., |(_, message)| message.has_left()).collect();
+            left.into_iter().for_each(|(task, message)| complete(task, &message));
+            if !leaving.borrow().is_empty() {
+                // They are looked at again at once, instead of when a link is ready.
+                shared.wake_on_links();
+            }
+        };
         let next = || loop {
+            complete_left();
             let (task, interrupted) = match interrupted.pop_front() {
                 Some((task, progress)) => (task, Some(progress)),
                 None => (self.next_message(turn, in_flight.borrow().is_empty())?, None),
@@ -159,8 +175,9 @@ impl Runner {
         };
         let finished = |index: usize| {
             let Some((task, staged)) = in_flight.borrow_mut().remove(index) else { return };
-            match staged.map_or(Ok(()), |staged| staged.finish(shared)) {
-                Ok(()) => task.complete(Ok(())),
+            let Some(staged) = staged else { return task.complete(Ok(())) };
+            match staged.end(shared) {
+                Ok(()) => leaving.borrow_mut().push((task, staged)),
                 Err(error) => fail(task, error),
             }
         };
@@ -169,10 +186,17 @@ impl Runner {
             unsafe { core.run_point_to_point(&shared.info, next, finished, || false) }
         };
         let result = shared.unless_it_panics(core, first.op, run);
+        let leaving = leaving.into_inner();
         if let Err(error) = result {
             let error = shared.fail(core, error);
-            for (task, _) in in_flight.into_inner() {
-                task.complete(Err(error.clone()));
+            let in_flight = in_flight.into_inner().into_iter().map(|(task, _)| task);
+            in_flight.chain(leaving.into_iter().map(|(task, _)| task)).for_each(|task| task.complete(Err(error.clone())));
+            return;
+        }
+        for (task, message) in leaving {
+            match message.until_left(shared) {
+                Ok(()) => complete(task, &message),
+                Err(error) => fail(task, error),
             }
         }
     }

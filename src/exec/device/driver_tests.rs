@@ -773,3 +773,36 @@ fn two_communicators_open_an_allocation_at_once() {
     });
     assert!(outcomes.iter().all(Result::is_ok), "one of them passes all data through areas from now on: {outcomes:?}");
 }
+
+/// Messages side by side may end in any order, and the stream takes them in the order of the calls.
+#[test]
+fn messages_end_in_another_order_than_they_were_called() {
+    on_each(3, |process| {
+        let memory = process.ones();
+        let half = memory + 2 * COUNT as Address;
+        let message = |op: Op, peer: Rank, memory: Address| {
+            let buffer: *mut u8 = std::ptr::without_provenance_mut(memory as usize);
+            let raw = Raw { count: COUNT / 2, root: peer, send: buffer, recv: buffer, ..Raw::new(op, DType::F32) };
+            let mut call = process.comm.exec.prepare(&raw).unwrap();
+            process.comm.exec.lend(&mut call, process.stream).unwrap();
+            call
+        };
+        // SAFETY: the memory is never freed.
+        unsafe {
+            match process.rank {
+                0 => {
+                    let both = vec![message(Op::Recv, 1, memory), message(Op::Recv, 2, half)];
+                    process.comm.exec.run_prepared_together(both).unwrap();
+                }
+                1 => {
+                    // Not before the other message has ended.
+                    std::thread::sleep(Duration::from_millis(300));
+                    process.comm.exec.run_prepared(&message(Op::Send, 0, memory)).unwrap();
+                }
+                _ => process.comm.exec.run_prepared(&message(Op::Send, 0, memory)).unwrap(),
+            }
+        }
+        process.expect(memory, 1.0);
+        process.comm.barrier().unwrap();
+    });
+}

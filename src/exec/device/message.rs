@@ -41,8 +41,8 @@ impl MessageOnDevice {
         Ok(Some(MessageOnDevice { call: whole, lent, memory }))
     }
 
-    /// Has the stream copy what was received, and waits for it.
-    pub(in crate::exec) fn finish(&self, shared: &CommState) -> Result<()> {
+    /// The message has been sent or received: the stream goes on with it.
+    pub(in crate::exec) fn end(&self, shared: &CommState) -> Result<()> {
         if let Some(Path::Copied { memory, recv: Some(_), lane, to, .. }) = self.lent.path() {
             // SAFETY: the memory is as long as the caller's buffer, which is still lent.
             unsafe { lane.device.copy_in(lane.stream.id, self.memory, to.ptr.addr() as u64, to.len)? };
@@ -53,12 +53,26 @@ impl MessageOnDevice {
         if let Some(gate) = self.lent.gate() {
             gate.end(0);
         }
-        shared.until_stream(&self.call, &self.lent, None, Gate::has_left)?;
+        Ok(())
+    }
+
+    /// Whether the stream has left the message. It may wait for the end of others before.
+    pub(in crate::exec) fn has_left(&self) -> bool {
+        self.lent.gate().is_none_or(Gate::has_left)
+    }
+
+    /// Waits until the stream has left the message, of which [`MessageOnDevice::has_left`] has said
+    /// that it has not.
+    pub(in crate::exec) fn until_left(&self, shared: &CommState) -> Result<()> {
+        shared.until_stream(&self.call, &self.lent, None, Gate::has_left)
+    }
+
+    /// Counts the message, which has ended.
+    pub(in crate::exec) fn count(&self, shared: &CommState) {
         match self.lent.path() {
             Some(Path::Whole { .. }) => shared.recording.counters.count(PathTaken::Whole),
             Some(Path::Copied { .. }) => shared.recording.counters.count(PathTaken::Copied),
             _ => {}
         }
-        Ok(())
     }
 }
