@@ -279,7 +279,7 @@ struct Open {
 /// Segments of an area.
 pub(crate) const HALVES: usize = 2;
 
-/// The most allocations that stay open of a rank.
+/// The most allocations that stay open of a rank, beside those that graphs use.
 const MOST_OWN: usize = 256;
 
 /// What a call says of this rank's memory.
@@ -412,8 +412,9 @@ impl Peers {
                 None => {
                     // The same address, or an allocation of long ago.
                     let replaced = own.iter().position(|known| known.extent.base == base);
-                    let oldest = || own.iter().position(|known| !known.is_kept).filter(|_| own.len() >= MOST_OWN);
-                    gone.extend(replaced.or_else(oldest).map(|index| own.remove(index).extent.id));
+                    let mut others = own.iter().enumerate().filter(|(_, known)| !known.is_kept).map(|(index, _)| index);
+                    let oldest = others.next().filter(|_| others.count() + 1 >= MOST_OWN);
+                    gone.extend(replaced.or(oldest).map(|index| own.remove(index).extent.id));
                     own.push(Own { extent, told: None, is_kept: false });
                     said.news[buffer] = handle.map(|handle| Exported { extent, handle });
                     false

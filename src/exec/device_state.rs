@@ -39,13 +39,7 @@ pub(super) enum Mode {
 impl Drop for Calling {
     fn drop(&mut self) {
         self.lane.take().into_iter().for_each(retire);
-        if let Some(lane) = self.captured_lane.take().filter(|lane| lane.device.held().is_own()) {
-            match lane.device.capture(lane.stream.id) {
-                Ok(None) => retire(lane),
-                // The work of a stream that is captured cannot be queried.
-                _ => std::mem::forget(lane),
-            }
-        }
+        self.captured_lane.take().into_iter().for_each(retire_captured);
     }
 }
 
@@ -60,13 +54,16 @@ impl Calling {
         Ok(lane)
     }
 
-    /// kolo's own stream on a device, for calls that graphs capture.
-    pub(super) fn captured_lane(&mut self, device: &Arc<dyn Device>) -> Result<Arc<Lane>> {
+    /// kolo's own stream on a device, for calls of a capture. Two captures may go on at once.
+    pub(super) fn captured_lane(&mut self, device: &Arc<dyn Device>, capture: Option<u64>) -> Result<Arc<Lane>> {
         if let Some(lane) = self.captured_lane.as_ref().filter(|lane| lane.device.id() == device.id()) {
-            return Ok(lane.clone());
+            let current = device.capture(lane.stream.id)?;
+            if current.is_none() || current == capture {
+                return Ok(lane.clone());
+            }
         }
         let lane = shared(&**device).lanes.take(device)?;
-        self.captured_lane = Some(lane.clone());
+        self.captured_lane.replace(lane.clone()).into_iter().for_each(retire_captured);
         Ok(lane)
     }
 
@@ -122,6 +119,17 @@ fn retire(lane: Arc<Lane>) {
             }
             is_done
         });
+    }
+}
+
+/// As [`retire`], for a lane that may belong to a capture, in which its work cannot be queried.
+fn retire_captured(lane: Arc<Lane>) {
+    if !lane.device.held().is_own() {
+        return;
+    }
+    match lane.device.capture(lane.stream.id) {
+        Ok(None) => retire(lane),
+        _ => std::mem::forget(lane),
     }
 }
 

@@ -68,22 +68,14 @@ impl Graphs {
         arrived
     }
 
-    /// The communicator has ended. Its graphs can still be replayed: then their calls do nothing, and
-    /// streams that wait for them continue.
+    /// The communicator has ended. Its graphs can still be replayed: then their calls move nothing
+    /// between ranks, and streams that wait for them continue.
     pub(super) fn abandon(&self) {
-        for graph in std::mem::take(&mut *self.all.lock()) {
-            let held = graph.device.held().clone();
-            held.until_left(move || {
-                let is_gone = graph.is_gone.load(Ordering::Acquire);
-                if is_gone {
-                    graph.take_back();
-                } else {
-                    graph.gates().for_each(Gate::release_replay);
-                }
-                is_gone
-            });
-        }
+        let all = std::mem::take(&mut *self.all.lock());
         self.is_any.store(false, Ordering::Release);
+        // Its kernels move nothing more, before peers may free what they would move.
+        all.iter().flat_map(Graph::gates).for_each(Gate::release);
+        abandoned::add(all);
     }
 }
 
@@ -106,7 +98,64 @@ impl Graph {
 
     /// No stream comes to the calls any more.
     fn take_back(&self) {
-        self.gates().filter(|gate| gate.is_given(Given::All)).for_each(|gate| gate.set_given(Given::Nothing));
+        self.gates().filter(|gate| gate.is_given(Given::All)).for_each(Gate::take_back);
+    }
+}
+
+/// The graphs of communicators that have ended. A thread that never calls the driver, as other threads
+/// do that wait for these very streams, lets their replays continue.
+mod abandoned {
+    use std::sync::atomic::Ordering;
+    use std::time::Duration;
+
+    use parking_lot::Mutex;
+
+    use super::Graph;
+    use crate::exec::lent::Gate;
+
+    #[derive(Default)]
+    struct List {
+        graphs: Vec<Graph>,
+        has_thread: bool,
+    }
+
+    static LIST: Mutex<List> = Mutex::new(List { graphs: Vec::new(), has_thread: false });
+
+    /// How often the thread looks.
+    const LOOK: Duration = Duration::from_millis(2);
+
+    pub(super) fn add(graphs: Vec<Graph>) {
+        let is_own = |graph: &Graph| graph.device.held().is_own();
+        if !graphs.iter().any(is_own) {
+            // None, or those of a forked child's parent.
+            return;
+        }
+        let mut list = LIST.lock();
+        list.graphs.extend(graphs.into_iter().filter(is_own));
+        if !list.has_thread {
+            match std::thread::Builder::new().name("kolo-cuda-graph".to_owned()).spawn(work) {
+                Ok(_) => list.has_thread = true,
+                // The next one tries again.
+                Err(error) => tracing::warn!(%error, "replays of graphs whose communicator has ended do not continue"),
+            }
+        }
+    }
+
+    fn work() {
+        loop {
+            let mut list = LIST.lock();
+            list.graphs.iter().flat_map(Graph::gates).for_each(Gate::release_replay);
+            let gone: Vec<Graph> = list.graphs.extract_if(.., |graph| graph.is_gone.load(Ordering::Acquire)).collect();
+            list.has_thread = !list.graphs.is_empty();
+            let has_more = list.has_thread;
+            drop(list);
+            gone.iter().for_each(Graph::take_back);
+            drop(gone);
+            if !has_more {
+                return;
+            }
+            std::thread::sleep(LOOK);
+        }
     }
 }
 

@@ -232,6 +232,12 @@ impl Gate {
         }
     }
 
+    /// No stream comes to the call any more.
+    pub(super) fn take_back(&self) {
+        self.set_given(Given::Nothing);
+        self.hold.lock().take();
+    }
+
     /// Lets a replay continue that began after the stream was let go.
     pub(super) fn release_replay(&self) {
         if self.words().is_own() {

@@ -53,13 +53,17 @@ impl Queue {
         if call.lent.as_ref().is_some_and(|lent| lent.is_captured()) {
             // It runs with each replay of the graph.
             self.start().inspect_err(|error| completion.complete(Err(error.clone())))?;
-            self.tasks().notice_graph();
             completion.complete(Ok(()));
             return Ok(());
         }
         // Messages run side by side, and a thread that ran them would have to wait for all of them.
         let is_for_any_thread = !call.op.is_point_to_point() && !self.runner.shared.concerns_devices(&call);
         self.push_task(self.tasks().task(call, completion, is_for_any_thread))
+    }
+
+    /// The progress thread looks for replays from now on.
+    pub(super) fn notice_graph(&self) {
+        self.tasks().notice_graph();
     }
 
     /// As [`Queue::push`], for a call that its caller runs in its turn.

@@ -204,8 +204,13 @@ impl Runner {
     /// Takes the next task, if it is a message that can start now. `is_alone`: none is in flight.
     fn next_message(&self, turn: &Turn<'_>, is_alone: bool) -> Option<Task> {
         let lent = turn.peek(|next| next.op.is_point_to_point().then(|| next.lent.clone()))??;
+        let has_arrived = lent.is_none_or(|lent| lent.has_arrived());
+        // The stream may come there only after a replay.
+        if !has_arrived && is_alone && self.shared.graphs.is_any() {
+            return None;
+        }
         // What the stream was given before may wait for a message in flight.
-        if !is_alone && lent.is_some_and(|lent| !lent.has_arrived()) {
+        if !has_arrived && !is_alone {
             // The stream is looked at again at once, instead of when a link is ready.
             self.shared.wake_on_links();
             return None;

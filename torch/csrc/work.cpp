@@ -155,7 +155,7 @@ void Flight::finish(Step& step, kolo_result_t result) {
       step.check();
     }
     for (const auto& each : step.copies) {
-      copy(each);
+      copy(each, step.work);
     }
   } catch (...) {
     if (!failure_) {
@@ -168,7 +168,7 @@ void Flight::finish(Step& step, kolo_result_t result) {
   step.copies.clear();
 }
 
-void Flight::copy(const Copy& copy) {
+void Flight::copy(const Copy& copy, kolo_work_t work) {
   // The copy records no gradient and does not change the version counter, as kolo's own writes.
   at::AutoDispatchBelowADInplaceOrView guard;
   const c10::Device device = copy.to.device();
@@ -185,6 +185,8 @@ void Flight::copy(const Copy& copy) {
     }
   }
   const c10::Stream stream = *stream_;
+  // The operation has ended, except in the capture of a CUDA graph.
+  check(kolo_work_wait_on(work, stream.native_handle()), *members_);
   const c10::StreamGuard on_stream(stream);
   copy.to.copy_(copy.from, /*non_blocking=*/true);
   impl.recordDataPtrOnStream(copy.to.storage().data_ptr(), stream);

@@ -117,7 +117,7 @@ class Flight {
 
  private:
   void finish(Step& step, kolo_result_t result);
-  void copy(const Copy& copy);
+  void copy(const Copy& copy, kolo_work_t work);
 
   const std::shared_ptr<const Members> members_;
   const std::shared_ptr<Hooks> hooks_;

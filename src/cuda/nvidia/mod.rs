@@ -301,7 +301,7 @@ impl Gpu {
             // SAFETY: the stream belongs to the caller; the call writes its status.
             self.within(doing, || unsafe { cu::cuStreamIsCapturing(raw(stream), &mut status) })?;
             let is_captured = status != cu::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-            let why = "the CUDA driver is too old to tell when a graph is destroyed; update it to 11.3 or later".to_owned();
+            let why = "the CUDA driver does not tell when a graph is destroyed".to_owned();
             return if is_captured { Err(Error::Unsupported { what: "a call in a CUDA graph", why }) } else { Ok(None) };
         }
         // SAFETY: as above. What is null is not written.
@@ -309,8 +309,14 @@ impl Gpu {
             let (nodes, count) = (std::ptr::null_mut(), std::ptr::null_mut());
             cu::cuStreamGetCaptureInfo_v2(raw(stream), &mut status, &mut number, &mut graph, nodes, count)
         })?;
-        let is_captured = status == cu::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
-        Ok(is_captured.then_some((number, graph)))
+        use cu::CUstreamCaptureStatus::*;
+        match status {
+            CU_STREAM_CAPTURE_STATUS_NONE => Ok(None),
+            CU_STREAM_CAPTURE_STATUS_ACTIVE => Ok(Some((number, graph))),
+            CU_STREAM_CAPTURE_STATUS_INVALIDATED => {
+                self.check(doing, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED).map(|()| None)
+            }
+        }
     }
 
     fn in_context(&self, call: impl FnOnce() -> CUresult) -> CUresult {

@@ -25,6 +25,7 @@ impl Executor {
         if self.state.failure.get().is_some() {
             self.state.graphs.abandon();
         }
+        self.queue.notice_graph();
         Ok(())
     }
 

@@ -58,7 +58,6 @@ impl Executor {
             debug_assert!(is_new, "a call is enqueued once");
             self.state.add_on_stream(lent);
         }
-        self.add_to_graph(calls).map_err(refuse)?;
         // From here on the stream has work of the calls: a failure ends the communicator.
         let lent = || calls.iter().filter_map(|call| Some((call, call.lent.as_ref()?)));
         let give = |calling: &mut Calling| -> Result<()> {
@@ -72,6 +71,7 @@ impl Executor {
             Ok(())
         };
         let queued = queue()?;
+        self.add_to_graph(calls).map_err(refuse)?;
         let given = give(&mut calling);
         drop(calling);
         given.map(|()| queued).map_err(|error| {
@@ -100,7 +100,7 @@ impl Executor {
         let lane = match (is_apart, is_captured) {
             (false, _) => None,
             (true, false) => Some(calling.lane(device)?),
-            (true, true) => Some(calling.captured_lane(device)?),
+            (true, true) => Some(calling.captured_lane(device, lent.capture)?),
         };
         let world = self.state.layout.ranks;
         let [sends, receives] = lent.on_device;
@@ -319,6 +319,7 @@ impl Enqueued {
                     }
                     return words.enqueue_arrived(device, stream, 0);
                 }
+                (Path::Turn, Step::Send) => return words.enqueue_arrived(device, stream, 0),
                 (_, Step::Send) => return Ok(()),
                 (Path::Whole { recv: back, .. }, Step::Receive) => {
                     // Before it comes back, the host has what is sent.
@@ -334,7 +335,6 @@ impl Enqueued {
                     }
                 }
                 (Path::Turn, Step::Receive) => {
-                    words.enqueue_arrived(device, stream, 0)?;
                     words.enqueue_until_end(device, stream, 0)?;
                 }
                 (Path::Alone, Step::Receive) => {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::verify::{VERIFIED, verify};
-use crate::cuda::device::{Address, Device, Memory};
+use crate::cuda::device::{Address, Device, Event, Memory};
 use crate::cuda::imports::Import;
 use crate::cuda::peers::{Exported, Peers, Record, leaders};
 use crate::cuda::shared::shared;
@@ -39,6 +39,12 @@ impl Executor {
             }
             Some(mode) => return Ok(mode.clone()),
             None => {}
+        }
+        if self.state.graphs.is_any() && !lent.is_captured() {
+            // A replay comes first that was launched before, on all ranks.
+            let earlier = Event::new(&lent.device)?;
+            earlier.record(lent.stream)?;
+            self.state.until_event(&earlier, call.timeout.unwrap_or(self.state.info.timeout), call.op)?;
         }
         let mode = self.prepare_mode(call, lent)?;
         Ok(calling.mode.insert(mode).clone())

@@ -151,14 +151,14 @@ class Flight:
                 if step.check:
                     step.check()
                 for to, source in step.copies:
-                    self._copy(to, source)
+                    self._copy(to, source, step.work)
             except BaseException as error:
                 if not self.failure:
                     self.failure, self.result, self._ends_group = error, work_result, ends_group(result)
             step.copies = ()
             step.check = None
 
-    def _copy(self, to, source):
+    def _copy(self, to, source, work):
         if to.is_cpu:
             copy(to, source)
             return
@@ -167,6 +167,9 @@ class Flight:
                 self._stream = torch.cuda.Stream(to.device)
                 for event in self._before:
                     self._stream.wait_event(event)
+            # The operation has ended, except in the capture of a CUDA graph.
+            if result := library.work_wait_on(work, self._stream.cuda_stream):
+                raise error_of(result, self._members)
             with torch.cuda.stream(self._stream):
                 copy(to, source)
                 to.record_stream(self._stream)
@@ -177,6 +180,11 @@ class Flight:
         with self._lock:
             for device, event in self._after:
                 torch.cuda.current_stream(device).wait_event(event)
+        # In the capture of a CUDA graph an operation counts as over, and a stream must wait for it.
+        # Another one has ended, and then this does nothing.
+        for step in self._steps:
+            if step.device is not None:
+                library.work_wait_on(step.work, torch.cuda.current_stream(step.device).cuda_stream)
         for part in self._parts:
             part.order_streams()
 
