@@ -48,6 +48,8 @@
 
 #include "../../cuda-kernels/reduce.cu"
 
+#include "../../cuda-kernels/scale.cu"
+
 namespace {
 
 using Result = int;
@@ -230,9 +232,12 @@ struct Event {
     Clock before;
 };
 
+// A kernel: a reduction, or a scaling between two types.
 struct Function {
-    void (*run)(Parameter);
-    size_t element;
+    void (*reduce)(Parameter);
+    void (*scale)(ScaleParameter);
+    // Bytes of an element of the sources and of the targets.
+    size_t from, to;
     bool is_loaded = false;
 };
 
@@ -444,28 +449,42 @@ Result synchronise(void *handle) {
     return result ? result : Result(process().failure);
 }
 
-// Runs one kernel, and no kernel of another process meanwhile.
-void run_kernel(const Function *function, const Parameter &parameter, int device) {
+// The lock of a GPU, for which all processes wait.
+int lock_of(int device) {
     static std::map<int, int> locks;
     static std::mutex of_locks;
-    int lock;
-    {
-        std::lock_guard<std::mutex> guard(of_locks);
-        auto [found, is_new] = locks.try_emplace(device, -1);
-        if (is_new) {
-            const std::string name = "/dev/shm/kolo-fake-gpu-" + std::to_string(getuid()) + "-" + std::to_string(device);
-            found->second = open(name.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
-        }
-        lock = found->second;
+    std::lock_guard<std::mutex> guard(of_locks);
+    auto [found, is_new] = locks.try_emplace(device, -1);
+    if (is_new) {
+        const std::string name = "/dev/shm/kolo-fake-gpu-" + std::to_string(getuid()) + "-" + std::to_string(device);
+        found->second = open(name.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
     }
+    return found->second;
+}
+
+char *resolve(const void *address, size_t len) { return resolve(Address(reinterpret_cast<uintptr_t>(address)), len); }
+
+void run_scaling(const Function *function, ScaleParameter parameter) {
+    if (parameter.count == 0) {
+        return;
+    }
+    parameter.source = resolve(parameter.source, parameter.count * function->from);
+    parameter.target = resolve(parameter.target, parameter.count * function->to);
+    if (parameter.source && parameter.target) {
+        kolo_host_place(0, 1, 0, 1);
+        function->scale(parameter);
+    }
+}
+
+void run_reduction(const Function *function, const Parameter &parameter) {
     std::vector<Move> moves;
     if (parameter.moves) {
-        const auto *list = reinterpret_cast<const u64 *>(resolve(Address(reinterpret_cast<uintptr_t>(parameter.moves)), sizeof(u64)));
+        const auto *list = reinterpret_cast<const u64 *>(resolve(parameter.moves, sizeof(u64)));
         if (!list) {
             return;
         }
         const u64 count = *reinterpret_cast<const volatile u64 *>(list);
-        if (!resolve(Address(reinterpret_cast<uintptr_t>(parameter.moves)), sizeof(u64) + count * sizeof(Move))) {
+        if (!resolve(parameter.moves, sizeof(u64) + count * sizeof(Move))) {
             return;
         }
         const auto *first = reinterpret_cast<const Move *>(list + 1);
@@ -473,24 +492,19 @@ void run_kernel(const Function *function, const Parameter &parameter, int device
     } else {
         moves.push_back(parameter.only);
     }
-    flock(lock, LOCK_EX);
     for (Move &move : moves) {
-        bool is_there = true;
-        for (u32 i = 0; i < move.source_count && move.count > 0; i++) {
-            move.sources[i] = resolve(Address(reinterpret_cast<uintptr_t>(move.sources[i])), move.count * function->element);
-            is_there = is_there && move.sources[i];
+        bool is_there = move.count > 0;
+        for (u32 i = 0; i < move.source_count && is_there; i++) {
+            is_there = (move.sources[i] = resolve(move.sources[i], move.count * function->from));
         }
-        for (u32 i = 0; i < move.target_count && move.count > 0; i++) {
-            move.targets[i] = resolve(Address(reinterpret_cast<uintptr_t>(move.targets[i])), move.count * function->element);
-            is_there = is_there && move.targets[i];
+        for (u32 i = 0; i < move.target_count && is_there; i++) {
+            is_there = (move.targets[i] = resolve(move.targets[i], move.count * function->to));
         }
-        if (is_there && move.count > 0) {
-            Parameter one{move, nullptr};
+        if (is_there) {
             kolo_host_place(0, 1, 0, 1);
-            function->run(one);
+            function->reduce(Parameter{move, nullptr});
         }
     }
-    flock(lock, LOCK_UN);
 }
 
 Result allocate(Address *address, size_t size, bool is_shared) {
@@ -554,6 +568,18 @@ std::function<char *()> on_device(Address address, size_t len) {
 
 std::function<char *()> on_host(const void *pointer) {
     return [=] { return const_cast<char *>(static_cast<const char *>(pointer)); };
+}
+
+bool is_pinned(const void *memory) {
+    Process &p = process();
+    std::lock_guard<std::mutex> lock(p.mutex);
+    return resolve_locked(p, reinterpret_cast<uintptr_t>(memory) | PINNED, 1);
+}
+
+// Bytes of an element by the name of its type: f32, bf16, f8e4m3, bool.
+size_t size_of(const std::string &type) {
+    const size_t digit = type.find_first_of("0123456789");
+    return digit == std::string::npos ? 1 : size_t(atoi(type.c_str() + digit)) / 8;
 }
 
 const Named &named(Result result) {
@@ -627,6 +653,8 @@ Result cuDeviceGetAttribute(int *value, int attribute, int) {
     case 37:   // width of the memory bus, bits
         *value = 1000;
         break;
+    case 102:  // virtual memory
+    case 103:  // file descriptors for it
     case 115:  // memory pools
         *value = 1;
         break;
@@ -1209,18 +1237,142 @@ Result cuIpcCloseMemHandle(Address address) {
     });
 }
 
+// ---- Virtual memory ----
+
+struct Physical {
+    int file;
+    size_t size;
+    int references;
+};
+
+struct Properties {
+    int type;
+    int handles;
+    int location_type;
+    int device;
+};
+
+struct Accessible {
+    int location_type;
+    int device;
+    int flags;
+};
+
+Result cuMemGetAllocationGranularity(size_t *grain, const Properties *, int) {
+    *grain = 2 << 20;
+    return SUCCESS;
+}
+
+Result cuMemCreate(Physical **handle, size_t size, const Properties *properties, unsigned long long) {
+    if (size == 0 || size % (2 << 20) || properties->type != 1 || properties->handles != 1 || properties->location_type != 1) {
+        return INVALID_VALUE;
+    }
+    return shared([&] {
+        const int file = memfd_create("kolo-mapped", MFD_CLOEXEC);
+        if (file < 0 || ftruncate(file, off_t(size)) != 0) {
+            return OUT_OF_MEMORY;
+        }
+        *handle = new Physical{file, size, 1};
+        return SUCCESS;
+    });
+}
+
+Result cuMemExportToShareableHandle(int *file, Physical *handle, int type, unsigned long long) {
+    return shared([&] {
+        *file = type == 1 ? dup(handle->file) : -1;
+        return *file >= 0 ? SUCCESS : INVALID_VALUE;
+    });
+}
+
+Result cuMemImportFromShareableHandle(Physical **handle, void *file, int type) {
+    return shared([&] {
+        const int own = type == 1 ? dup(int(reinterpret_cast<intptr_t>(file))) : -1;
+        if (own < 0) {
+            return INVALID_VALUE;
+        }
+        *handle = new Physical{own, size_t(lseek(own, 0, SEEK_END)), 1};
+        return SUCCESS;
+    });
+}
+
+Result cuMemRelease(Physical *handle) {
+    return shared([&] {
+        close(handle->file);
+        delete handle;
+        return SUCCESS;
+    });
+}
+
+Result cuMemAddressReserve(Address *address, size_t size, size_t, Address, unsigned long long) {
+    return shared([&] {
+        void *host = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        *address = reinterpret_cast<uintptr_t>(host) | DEVICE;
+        return host == MAP_FAILED ? OUT_OF_MEMORY : SUCCESS;
+    });
+}
+
+Result cuMemAddressFree(Address address, size_t size) {
+    return shared([&] {
+        munmap(reinterpret_cast<void *>(address & ~DEVICE), size);
+        return SUCCESS;
+    });
+}
+
+// Without access until cuMemSetAccess.
+Result cuMemMap(Address address, size_t size, size_t, Physical *handle, unsigned long long) {
+    return alone([&] {
+        Process &p = process();
+        std::lock_guard<std::mutex> lock(p.mutex);
+        void *host = reinterpret_cast<void *>(address & ~DEVICE);
+        if (size != handle->size || mmap(host, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, handle->file, 0) == MAP_FAILED) {
+            return INVALID_VALUE;
+        }
+        p.memory[address] = Allocation{static_cast<char *>(host), 0, p.next++, current.empty() ? nullptr : current.back(), -1, true};
+        return SUCCESS;
+    });
+}
+
+Result cuMemSetAccess(Address address, size_t size, const Accessible *, size_t count) {
+    return alone([&] {
+        Process &p = process();
+        std::lock_guard<std::mutex> lock(p.mutex);
+        auto found = p.memory.find(address);
+        if (count == 0 || found == p.memory.end()) {
+            return INVALID_VALUE;
+        }
+        found->second.size = size;
+        return SUCCESS;
+    });
+}
+
+Result cuMemUnmap(Address address, size_t) {
+    return alone([&] {
+        Process &p = process();
+        std::lock_guard<std::mutex> lock(p.mutex);
+        return p.memory.erase(address) ? SUCCESS : INVALID_VALUE;
+    });
+}
+
 Result cuMemcpyAsync(Address to, Address from, size_t len, void *stream) {
     return copy(stream, on_device(to, len), on_device(from, len), len);
 }
 
 Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t len, void *stream) { return cuMemcpyAsync(to, from, len, stream); }
 
+// A copy to memory that is not pinned has ended when the call returns.
 Result cuMemcpyDtoHAsync_v2(void *to, Address from, size_t len, void *stream) {
-    return copy(stream, on_host(to), on_device(from, len), len);
+    const Result result = copy(stream, on_host(to), on_device(from, len), len);
+    return result || is_pinned(to) ? result : synchronise(stream);
 }
 
+// What is copied from memory that is not pinned has been read when the call returns.
 Result cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t len, void *stream) {
-    return copy(stream, on_device(to, len), on_host(from), len);
+    if (is_pinned(from)) {
+        return copy(stream, on_device(to, len), on_host(from), len);
+    }
+    const auto *bytes = static_cast<const char *>(from);
+    auto read = std::make_shared<std::vector<char>>(bytes, bytes + len);
+    return copy(stream, on_device(to, len), [read] { return read->data(); }, len);
 }
 
 Result cuMemcpyDtoH_v2(void *to, Address from, size_t len) {
@@ -1281,13 +1433,22 @@ Result cuModuleGetFunction(Function **function, void *, const char *name) {
             void *library = dlopen(own.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
             void *symbol = library ? dlsym(library, name) : nullptr;
             const std::string text = name;
-            const std::string element = text.substr(text.rfind('_') + 1);
-            if (!symbol || text.rfind("kolo_reduce_", 0) != 0) {
+            const bool is_scaling = text.rfind("kolo_scale_", 0) == 0;
+            if (!symbol || !(is_scaling || text.rfind("kolo_reduce_", 0) == 0)) {
                 p.functions.erase(name);
                 return NOT_FOUND;
             }
-            const size_t bits = element == "bool" ? 8 : element[1] == '8' || element == "bf8" ? 8 : size_t(atoi(element.c_str() + element.find_first_of("0123456789")));
-            known = new Function{reinterpret_cast<void (*)(Parameter)>(symbol), bits / 8, false};
+            const size_t last = text.rfind('_');
+            const std::string to = text.substr(last + 1);
+            const std::string from = is_scaling ? text.substr(strlen("kolo_scale_"), last - strlen("kolo_scale_")) : to;
+            known = new Function{};
+            known->from = size_of(from);
+            known->to = size_of(to);
+            if (is_scaling) {
+                known->scale = reinterpret_cast<void (*)(ScaleParameter)>(symbol);
+            } else {
+                known->reduce = reinterpret_cast<void (*)(Parameter)>(symbol);
+            }
         }
         *function = known;
         return SUCCESS;
@@ -1298,10 +1459,18 @@ Result cuLaunchKernel(
     Function *function, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned, unsigned, void *stream,
     void **parameters, void **
 ) {
-    Parameter parameter;
-    memcpy(static_cast<void *>(&parameter), parameters[0], sizeof parameter);
     if (blocks == 0 || threads == 0 || threads > 1024) {
         return INVALID_VALUE;
+    }
+    Work work;
+    if (function->scale) {
+        ScaleParameter parameter;
+        memcpy(static_cast<void *>(&parameter), parameters[0], sizeof parameter);
+        work = [=] { run_scaling(function, parameter); };
+    } else {
+        Parameter parameter;
+        memcpy(static_cast<void *>(&parameter), parameters[0], sizeof parameter);
+        work = [=] { run_reduction(function, parameter); };
     }
     bool is_loaded;
     {
@@ -1316,8 +1485,12 @@ Result cuLaunchKernel(
         if (!own) {
             return INVALID_CONTEXT;
         }
-        const int gpu = process().gpus[size_t(own->context->device)];
-        return enqueue(stream, [=] { run_kernel(function, parameter, gpu); });
+        const int lock = lock_of(process().gpus[size_t(own->context->device)]);
+        return enqueue(stream, [=] {
+            flock(lock, LOCK_EX);
+            work();
+            flock(lock, LOCK_UN);
+        });
     });
 }
 

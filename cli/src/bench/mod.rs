@@ -94,6 +94,7 @@ fn bench_typed<T: Pattern>(args: &Args, comm: &Communicator) -> kolo::Result<Rep
         bar.inc(1);
     }
     bar.finish_and_clear();
+    report.count_paths(comm);
     if is_rank_0 {
         table::foot(&report);
     }

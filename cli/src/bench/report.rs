@@ -6,6 +6,7 @@ use serde::Serialize;
 use super::arguments::Args;
 use super::measure::{Figures, Measured, Plan};
 use super::operation::Operation;
+use crate::trace::dump::Devices;
 
 /// The figures of one run.
 #[derive(Clone, Debug, Serialize)]
@@ -23,6 +24,9 @@ pub(crate) struct Report {
     pub(crate) transport: &'static str,
     pub(crate) registered: bool,
     machine: Machine,
+    /// How many operations of rank 0 took each path on devices, with those that were not measured.
+    #[serde(skip_serializing_if = "Devices::are_unused")]
+    pub(crate) devices: Devices,
     pub(crate) rows: Vec<Row>,
     #[serde(skip)]
     pub(crate) operation: Operation,
@@ -85,9 +89,18 @@ impl Report {
             transport: comm.transport_name(),
             registered: args.registered,
             machine: Machine::this(),
+            devices: Devices::default(),
             rows: Vec::new(),
             operation: args.op,
         }
+    }
+}
+
+impl Report {
+    /// Takes the paths of all operations so far.
+    pub(crate) fn count_paths(&mut self, comm: &Communicator) {
+        let kolo::DeviceStats { in_place, through_areas, staged, whole, copied, .. } = comm.stats().device;
+        self.devices = Devices { in_place, through_areas, staged, whole, copied };
     }
 }
 

@@ -67,6 +67,9 @@ pub(super) fn foot(report: &Report) {
         say("#");
         say(&format!("# Avg bus bandwidth    : {:.4} GB/s", rates.iter().sum::<f64>() / rates.len() as f64));
     }
+    if !report.devices.are_unused() {
+        say(&format!("# Paths on devices     : {}", report.devices));
+    }
     let wrong: Vec<u64> = report.rows.iter().flat_map(Row::lines).filter_map(|line| line.wrong).collect();
     if !wrong.is_empty() {
         let total: u64 = wrong.iter().sum();

@@ -1,6 +1,6 @@
 //! The files of the flight recorder. Their content is untrusted and may be cut off.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// The format of files that this version reads.
 const FORMAT: u64 = 1;
@@ -50,7 +50,7 @@ pub(crate) struct Communicator {
 }
 
 /// How many operations on the memory of devices took each path, as `kolo::DeviceStats` has them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct Devices {
     pub(crate) in_place: u64,

@@ -7,24 +7,42 @@ use crate::communicator::Communicator;
 use crate::error::{ArgumentError, Error, Result};
 use crate::types::ReduceOp;
 
-/// Runs `body` on two ranks that share a GPU, or says that there is none.
-pub(crate) fn on_one_gpu(body: impl Fn(&Communicator) -> Result<()> + Sync) -> Result<()> {
-    let comms = Communicator::builder().devices(true).connect_in_process(2)?;
-    if !comms[0].has_devices() {
+/// Set in the processes that are the ranks of a test.
+const IS_RANK: &str = "KOLO_TEST_IS_RANK";
+
+/// Runs `body` on two ranks that share a GPU, or says that there is none. The ranks are processes,
+/// which run the test of this name again: to make a stream or load a kernel waits for all streams of
+/// a process.
+pub(crate) fn on_one_gpu(test: &str, body: impl Fn(&Communicator) -> Result<()>) -> Result<()> {
+    if std::env::var_os(IS_RANK).is_some() {
+        return body(&Communicator::builder().devices(true).connect()?);
+    }
+    let [comm] = Communicator::builder().devices(true).connect_in_process(1)?.try_into().expect("there is one rank");
+    if !comm.has_devices() {
         let is_wanted = std::env::var_os("KOLO_TEST_GPU").is_some();
         assert!(!is_wanted, "there is no CUDA driver, though KOLO_TEST_GPU says that there is a GPU");
         std::io::Write::write_all(&mut std::io::stderr(), b"NOT RUN: a test on a GPU: there is no CUDA driver\n").unwrap();
         return Ok(());
     }
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = comms.iter().map(|comm| scope.spawn(|| body(comm))).collect();
-        ranks.into_iter().try_for_each(|rank| rank.join().unwrap())
-    })
+    let folder = std::env::temp_dir().join(format!("kolo-gpu-{}-{}", std::process::id(), test.replace(':', "-")));
+    std::fs::create_dir_all(&folder).unwrap();
+    let start = |rank: usize| {
+        let mut program = std::process::Command::new(std::env::current_exe().unwrap());
+        program.args([test, "--exact", "--nocapture"]).env(IS_RANK, "1");
+        program.env("KOLO_RANK", rank.to_string()).env("KOLO_WORLD_SIZE", "2");
+        program.env("KOLO_STORE", format!("file://{}", folder.join("store").display()));
+        program.spawn().unwrap()
+    };
+    let ranks = [0, 1].map(start);
+    let ended = ranks.map(|mut rank| rank.wait().unwrap().success());
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(ended, [true; 2], "whether the ranks have passed");
+    Ok(())
 }
 
 #[test]
 fn calls_with_counts_take_slices_of_cudarc() -> Result<()> {
-    on_one_gpu(call)
+    on_one_gpu("communicator::stream::on_a_gpu::calls_with_counts_take_slices_of_cudarc", call)
 }
 
 fn call(comm: &Communicator) -> Result<()> {
