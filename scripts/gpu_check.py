@@ -29,12 +29,13 @@ CASES = ["2-direct", "4-direct", "2-staged", "2-host"]
 
 
 class Check:
-    def __init__(self, folder, scratch, commands, report):
+    def __init__(self, folder, scratch, commands, report, largest):
         self.folder = folder
         self.scratch = scratch
         self.commands = commands
         self.run = commands.run
         self.report = report
+        self.largest = largest
         self.figures = report.figures
         self.kolo = folder / "bin" / "kolo"
         self.gpu = "nothing has looked for a GPU"
@@ -55,7 +56,7 @@ class Check:
     def part(self, name, title, limit, function, *args):
         """Runs a part. The report has it from its beginning."""
         began = time.monotonic()
-        self.commands.until_of_part = began + limit
+        self.commands.until_of_part = began + limit * self.commands.slow
         before = set(self.figures)
         self.entry = entry = self.report.begin(name, title)
         before &= set(self.figures)
@@ -218,7 +219,8 @@ class Check:
         def measure(some):
             file.unlink(missing_ok=True)
             bench = [self.kolo, "bench", "all_reduce", "--device", "cuda", "--sizes", ",".join(map(str, some)), "--check"]
-            bench += ["--iters", 10, "--warmup", 3, "--timeout", "20s", "--json", file, *options]
+            timeout = f"{20 * self.commands.slow:.0f}s"
+            bench += ["--iters", 10, "--warmup", 3, "--timeout", timeout, "--json", file, *options]
             status, text = self.run([self.kolo, "run", "-n", ranks, "--", *bench], 25, "kolo bench", environment)
             rows = json.loads(file.read_text())["rows"] if file.exists() else []
             lines = [(row["bytes"], form, row[form]) for row in rows for form in figures if row.get(form)]
@@ -234,6 +236,7 @@ class Check:
                 raise Failed("kolo bench did not measure all sizes", text)
             return text
 
+        sizes = [size for size in sizes if size <= self.largest]
         # The largest size by itself: if it fails, the other measurements are kept.
         small, large = [size for size in sizes if size < LARGE], [size for size in sizes if size >= LARGE]
         groups = {f"{some[0]} to {some[-1]} B": some for some in (small, large) if some}
@@ -445,6 +448,9 @@ def arguments():
     # For the tests of this program.
     parser.add_argument("--stacks-after", type=float, default=STACKS_AFTER, help=argparse.SUPPRESS)
     parser.add_argument("--most", type=float, help=argparse.SUPPRESS)
+    # For a GPU in host memory.
+    parser.add_argument("--slow", type=float, default=1.0, help=argparse.SUPPRESS)
+    parser.add_argument("--largest", type=int, default=SIZES[-1], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if not args.list:
         if not args.run or not args.out:
@@ -481,8 +487,8 @@ def main():
     # Also ends what is running.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("SIGTERM"))
     with tempfile.TemporaryDirectory(prefix="kolo-gpu-", ignore_cleanup_errors=True) as scratch:
-        commands = Commands(f"{out}.log", Path(scratch), began + LIMIT, args.stacks_after, args.most)
-        check = Check(folder, Path(scratch), commands, report)
+        commands = Commands(f"{out}.log", Path(scratch), began + LIMIT * args.slow, args.stacks_after, args.most, args.slow)
+        check = Check(folder, Path(scratch), commands, report, args.largest)
         for part in args.parts:
             check.part(part.name, part.title, part.limit, part.function, *part.args)
             # Nothing else would run, and what an earlier call has found stays in the report.

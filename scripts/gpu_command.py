@@ -38,13 +38,14 @@ def ended(what, status, text, why=None):
 
 
 class Commands:
-    def __init__(self, log, scratch, until, stacks_after, most):
-        """`until` is the end of the call, `most` the longest limit of a command, if any."""
+    def __init__(self, log, scratch, until, stacks_after, most, slow=1.0):
+        """`until` is the end of the call, `most` the longest limit of a command, if any. Limits are `slow` times as long."""
         self.log = open(log, "ab", buffering=0)
         self.scratch = scratch
         self.until = self.until_of_part = until
         self.stacks_after = stacks_after
         self.most = most
+        self.slow = slow
         self.count = 0
         self.environment, site = gpu_stacks.environment(scratch)
         self.environment = {**os.environ, **self.environment, "PYTHONPATH": site, "PYTHONUNBUFFERED": "1"}
@@ -58,7 +59,7 @@ class Commands:
         left = min(self.until, self.until_of_part) - time.monotonic()
         if left < 5:
             raise NotRun(f"the time for {'all parts' if self.until <= self.until_of_part else 'this part'} was over")
-        limit = min(limit, left, self.most or limit)
+        limit = min(limit * self.slow, left, self.most or left)
         self.count += 1
         mark = f"{os.getpid()}-{self.count}"
         command = [str(word) for word in command]
