@@ -190,9 +190,11 @@ impl Gpu {
 
     /// Unmaps memory, if it is mapped by this. Returns whether it was.
     pub(super) fn free_mapped(&self, address: Address) -> bool {
-        let Some(Mapped { size, lent, .. }) = self.mapped.lock().remove(&address) else { return false };
-        // The descriptor keeps the memory alive.
-        drop(lent);
+        // The descriptor, which keeps the memory alive, is closed before it is unmapped.
+        let size = match self.mapped.lock().remove(&address) {
+            Some(Mapped { size, .. }) => size,
+            None => return false,
+        };
         self.unmap(address, size, true);
         true
     }
