@@ -10,6 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -187,6 +188,9 @@ impl Record {
             let extent = Extent { base: reader.number()?, size: reader.number()?, id: reader.number()? };
             let handle = Handle::decode(reader.array()?)?;
             extent.base.checked_add(extent.size)?;
+            if matches!(handle, Handle::File { size, .. } if size != extent.size) {
+                return None;
+            }
             *news = match is_some {
                 [0] => None,
                 [1] => Some(Exported { extent, handle }),
@@ -255,8 +259,12 @@ struct Wanted {
     refusals: u32,
 }
 
-/// The driver's refusals, one a call, after which a rank opens no memory of others any more.
+/// How often opening one allocation may fail, once a call, before a rank opens no memory of others any
+/// more.
 const MOST_REFUSALS: u32 = 100;
+
+/// How long a call opens allocations. Another process hands over its files, and may be slow.
+const OPENING: Duration = Duration::from_millis(100);
 
 /// How many allocations that were freed are remembered.
 const MOST_FREED: usize = 1024;
@@ -347,6 +355,7 @@ impl Peers {
         if !self.opens() {
             return Progress::All;
         }
+        let began = Instant::now();
         let (wanted, mut through) = {
             let mut state = self.state.lock();
             if state.opened[self.rank] == Progress::Refused {
@@ -358,6 +367,11 @@ impl Peers {
         let mut opened = Vec::new();
         for mut one in wanted {
             let Wanted { told, rank, exported, .. } = one;
+            if began.elapsed() >= OPENING {
+                through = through.min(Progress::Through(told - 1));
+                later.push(one);
+                continue;
+            }
             match shared(&**device).imports.open(device, &exported.handle) {
                 Ok(Some(import)) => opened.push(((rank, exported.extent.id), Open { import, size: exported.extent.size })),
                 Err(error) if one.refusals == MOST_REFUSALS => {
@@ -547,10 +561,14 @@ mod tests {
     fn encoded_records_decode_to_the_same() {
         let bytes = record().encode();
         assert_eq!(Record::decode(&bytes), Some(record()));
-        let handle = Handle::File { ticket: [4; 32], size: 1 << 21 };
-        let news = [Some(Exported { extent: Extent { base: 1 << 21, size: 1 << 21, id: 8 }, handle }), None];
-        let bytes = Record { news, ..record() }.encode();
-        assert_eq!(Record::decode(&bytes), Some(Record { news, ..record() }));
+        let news = |size: u64| {
+            let extent = Extent { base: 1 << 21, size: 1 << 21, id: 8 };
+            [Some(Exported { extent, handle: Handle::File { ticket: [4; 32], size } }), None]
+        };
+        let bytes = Record { news: news(1 << 21), ..record() }.encode();
+        assert_eq!(Record::decode(&bytes), Some(Record { news: news(1 << 21), ..record() }));
+        // A kernel would go beyond what is mapped.
+        assert_eq!(Record::decode(&Record { news: news(1 << 20), ..record() }.encode()), None);
     }
 
     #[test]

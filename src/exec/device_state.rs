@@ -17,8 +17,9 @@ use crate::shm::registered::Allocation;
 #[derive(Default)]
 pub(crate) struct Calling {
     pub(super) lane: Option<Arc<Lane>>,
-    /// As the lane, for calls that graphs capture: a stream cannot do other work meanwhile.
-    pub(super) captured_lane: Option<Arc<Lane>>,
+    /// Lanes for captured calls, with the number of the capture. They are apart, because a stream in a
+    /// capture can do no other work.
+    pub(super) captured_lanes: Vec<(Option<u64>, Arc<Lane>)>,
     /// How large calls pass; `None` before the first.
     pub(super) mode: Option<Mode>,
     /// The last call that used this rank's area. The next one waits until its stream has left.
@@ -39,7 +40,7 @@ pub(super) enum Mode {
 impl Drop for Calling {
     fn drop(&mut self) {
         self.lane.take().into_iter().for_each(retire);
-        self.captured_lane.take().into_iter().for_each(retire_captured);
+        self.captured_lanes.drain(..).for_each(|(_, lane)| retire_captured(lane));
     }
 }
 
@@ -56,14 +57,17 @@ impl Calling {
 
     /// kolo's own stream on a device, for calls of a capture. Two captures may go on at once.
     pub(super) fn captured_lane(&mut self, device: &Arc<dyn Device>, capture: Option<u64>) -> Result<Arc<Lane>> {
-        if let Some(lane) = self.captured_lane.as_ref().filter(|lane| lane.device.id() == device.id()) {
-            let current = device.capture(lane.stream.id)?;
-            if current.is_none() || current == capture {
-                return Ok(lane.clone());
-            }
+        let lanes = &mut self.captured_lanes;
+        let is_here = |lane: &Lane| lane.device.id() == device.id();
+        // A capture that was made invalid keeps its stream until it ends.
+        let is_free = |lane: &Lane| is_here(lane) && matches!(device.capture(lane.stream.id), Ok(None));
+        let same = lanes.iter().position(|(number, lane)| *number == capture && is_here(lane));
+        if let Some(index) = same.or_else(|| lanes.iter().position(|(_, lane)| is_free(lane))) {
+            lanes[index].0 = capture;
+            return Ok(lanes[index].1.clone());
         }
         let lane = shared(&**device).lanes.take(device)?;
-        self.captured_lane.replace(lane.clone()).into_iter().for_each(retire_captured);
+        lanes.push((capture, lane.clone()));
         Ok(lane)
     }
 

@@ -40,15 +40,16 @@ impl Graphs {
 
     /// Adds calls that the graph captures to which the work of a stream goes.
     pub(super) fn add(&self, device: &Arc<dyn Device>, (stream, capture): (StreamId, u64), calls: Vec<Call>) -> Result<()> {
+        let is_it = |graph: &Graph| graph.capture == capture && graph.device.id() == device.id();
+        let is_gone = Arc::<AtomicBool>::default();
+        // Not locked during a driver call, which may wait for a replay that needs the lock.
+        if !self.all.lock().iter().any(is_it) {
+            device.watch_graph(stream, is_gone.clone())?;
+        }
         let mut all = self.all.lock();
-        let is_it = |graph: &&mut Graph| graph.capture == capture && graph.device.id() == device.id();
-        match all.iter_mut().find(is_it) {
+        match all.iter_mut().find(|graph| is_it(graph)) {
             Some(graph) => graph.steps.push(calls),
-            None => {
-                let is_gone = Arc::<AtomicBool>::default();
-                device.watch_graph(stream, is_gone.clone())?;
-                all.push(Graph { device: device.clone(), capture, steps: vec![calls], next: 0, is_gone });
-            }
+            None => all.push(Graph { device: device.clone(), capture, steps: vec![calls], next: 0, is_gone }),
         }
         self.is_any.store(true, Ordering::Release);
         Ok(())
@@ -102,8 +103,8 @@ impl Graph {
     }
 }
 
-/// The graphs of communicators that have ended. A thread that never calls the driver, as other threads
-/// do that wait for these very streams, lets their replays continue.
+/// The graphs of communicators that have ended. A thread lets their replays continue. It makes no
+/// driver call, because such a call may wait for their streams.
 mod abandoned {
     use std::sync::atomic::Ordering;
     use std::time::Duration;

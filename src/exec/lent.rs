@@ -176,7 +176,8 @@ impl Lent {
         }
     }
 
-    /// A run of the call has ended. The streams that wait for it continue, unless it comes again.
+    /// A run of the call has ended. The streams that wait for it continue, unless a graph will replay the
+    /// call.
     pub(super) fn end(&self, result: &Result<()>) {
         if result.is_err() || !self.is_captured() {
             self.release();

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::call::Call;
 use super::core::Core;
 use super::device::MessageOnDevice;
+use super::device_state::Looks;
 use super::lent::Gate;
 use super::messages::{Interrupted, Message};
 use super::state::CommState;
@@ -138,6 +139,7 @@ impl Runner {
         // Messages that have ended, and that their streams have not left. A stream takes messages in the
         // order in which they were called, and one of these may wait for one in flight.
         let leaving: RefCell<Vec<(Task, MessageOnDevice)>> = RefCell::default();
+        let looks: RefCell<Looks> = RefCell::default();
         let complete = |task: Task, message: &MessageOnDevice| {
             message.count(shared);
             task.complete(Ok(()));
@@ -145,8 +147,11 @@ impl Runner {
         let complete_left = || {
             let left: Vec<_> = leaving.borrow_mut().extract_if(.., |(_, message)| message.has_left()).collect();
             left.into_iter().for_each(|(task, message)| complete(task, &message));
-            if !leaving.borrow().is_empty() {
-                // They are looked at again at once, instead of when a link is ready.
+            if leaving.borrow().is_empty() {
+                looks.take();
+            } else {
+                // They are looked at again soon, instead of when a link is ready.
+                looks.borrow_mut().look_again();
                 shared.wake_on_links();
             }
         };

@@ -99,17 +99,17 @@ impl Completion for Replayed {
 }
 
 /// How the progress thread looks for replays: at once after an operation, later from time to time.
-struct Looks {
+struct Polling {
     since: Instant,
 }
 
-impl Default for Looks {
-    fn default() -> Looks {
-        Looks { since: Instant::now() }
+impl Default for Polling {
+    fn default() -> Polling {
+        Polling { since: Instant::now() }
     }
 }
 
-impl Looks {
+impl Polling {
     /// Returns how long to sleep before the next look.
     fn pause(&self) -> Option<Duration> {
         match self.since.elapsed().as_micros() {
@@ -177,7 +177,7 @@ impl Tasks {
 
     fn add_replayed(&self, state: &mut State, calls: Vec<Call>) {
         for call in calls.into_iter().rev() {
-            // If the communicator is closed meanwhile, the replay ends before.
+            // A communicator that is closed meanwhile waits for the end of the replay.
             call.lent.iter().for_each(|lent| lent.set_unattended());
             state.queued.push_front(self.task(call, Arc::new(Replayed), false));
         }
@@ -207,13 +207,13 @@ impl Tasks {
     ///
     /// To wake this thread costs its waker a microsecond or two, and another thread its processor.
     /// If threads that wait took their turns before it was awake, they probably do so again: then it
-    /// naps, and nobody wakes it.
+    /// naps, and callers do not wake it.
     ///
-    /// `graphs` have calls that come by themselves: no stream can wake this thread.
+    /// A replay of a graph queues no call, so this thread polls `graphs`.
     pub(super) fn await_turn(&self, graphs: &Graphs) -> Option<Turn<'_>> {
         let mut state = self.state.lock();
         let mut naps = 0;
-        let looks = Looks::default();
+        let polling = Polling::default();
         loop {
             match (state.is_running, state.is_empty()) {
                 (false, false) => break,
@@ -227,7 +227,7 @@ impl Tasks {
                 _ => {}
             }
             if graphs.is_any() {
-                match looks.pause() {
+                match polling.pause() {
                     Some(pause) => _ = self.wanted.wait_for(&mut state, pause),
                     None => MutexGuard::unlocked(&mut state, std::thread::yield_now),
                 }

@@ -204,7 +204,7 @@ void Flight::order_streams() {
   // one has ended, and then this does nothing.
   for (const auto& step : steps_) {
     if (!step.device.is_cpu()) {
-      kolo_work_wait_on(step.work, current_stream(step.device).native_handle());
+      check(kolo_work_wait_on(step.work, current_stream(step.device).native_handle()), *members_);
     }
   }
   for (auto& part : parts_) {

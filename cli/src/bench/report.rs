@@ -94,9 +94,7 @@ impl Report {
             operation: args.op,
         }
     }
-}
 
-impl Report {
     /// Takes the paths of all operations so far.
     pub(crate) fn count_paths(&mut self, comm: &Communicator) {
         let kolo::DeviceStats { in_place, through_areas, staged, whole, copied, .. } = comm.stats().device;

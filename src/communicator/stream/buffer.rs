@@ -15,8 +15,8 @@ impl Communicator {
     /// Allocates `len` elements of zeros on the device of a stream, in memory that other ranks on
     /// this host can reach: collectives read and write it in place. (The memory of cudarc's own
     /// slices often belongs to CUDA's pools, which other processes cannot reach: it passes through
-    /// the host.) It may be dropped while other processes have it open. CUDA rounds each allocation
-    /// up to 2 MiB.
+    /// areas on the GPU.) Where it is CUDA's virtual memory, it may be dropped while other processes
+    /// have it open, and CUDA rounds each allocation up to 2 MiB.
     ///
     /// # Errors
     ///

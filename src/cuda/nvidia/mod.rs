@@ -64,8 +64,7 @@ const NEWEST: [&[u8]; 7] = [
 static HAS_GRAPHS: LazyLock<bool> = LazyLock::new(|| {
     let symbols =
         [&b"cuStreamGetCaptureInfo_v2\0"[..], b"cuUserObjectCreate\0", b"cuUserObjectRelease\0", b"cuGraphRetainUserObject\0"];
-    // SAFETY: the symbols are only looked up.
-    symbols.iter().all(|symbol| unsafe { cu::culib().get::<*const c_void>(*symbol) }.is_ok())
+    symbols.into_iter().all(has_call)
 });
 
 /// A graph has been destroyed, with all that was instantiated from it. Must not call the driver.
@@ -654,7 +653,7 @@ impl Device for Gpu {
         if self.has_mapped_memory() {
             match self.allocate_mapped(len) {
                 Ok(address) => return Ok(address),
-                Err(error) => tracing::debug!(%error, "memory is allocated for CUDA IPC instead"),
+                Err(error) => tracing::warn!(%error, "memory is allocated for CUDA IPC instead: free it when no peer uses it"),
             }
         }
         self.allocate(len)

@@ -59,6 +59,7 @@ impl OnDevice {
     }
 
     pub(super) fn allocate(&self, len: usize) -> Result<Memory> {
+        // Not for peers: to map such memory waits for all streams, and hooks allocate between operations.
         Memory::new(&self.device, len.max(1))
     }
 

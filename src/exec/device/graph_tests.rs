@@ -421,7 +421,7 @@ fn graphs_leave_nothing_behind() {
 
 // ---- Found by a review. Each of these fails at the commit that adds it. ----
 
-/// Whether a test ends in time, and without a panic. It goes on on a thread of its own if it does not.
+/// Whether a test ends in time, and without a panic. If it hangs, its thread is left running.
 fn ends_well(limit: Duration, test: impl FnOnce() + Send + 'static) -> bool {
     let (done, wait) = std::sync::mpsc::channel();
     std::thread::spawn(move || {

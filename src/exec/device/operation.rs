@@ -231,15 +231,13 @@ impl<'a> OnDevices<'a> {
         let part = |rank: Rank| records[rank].part;
         if records.iter().any(|record| matches!(record.part, Part::Captures | Part::Replays)) {
             let how = |rank: Rank| match part(rank) {
-                Part::Captures => "captures it in a CUDA graph",
-                Part::Replays => "replays a CUDA graph that has it",
-                _ => "calls it",
+                Part::Captures => format!("captures {op} in a CUDA graph"),
+                Part::Replays => format!("replays a CUDA graph with {op}"),
+                _ => format!("calls {op}"),
             };
             let other = records.iter().position(|record| record.part != part(0)).unwrap_or(0);
             let (first, second) = (how(0), how(other));
-            let why = format!(
-                "rank 0 {first}, and rank {other} {second}, which is {op}; capture and replay the same calls on all ranks"
-            );
+            let why = format!("rank 0 {first}, and rank {other} {second}; capture and replay the same calls on all ranks");
             return Error::Unsupported { what: "an operation in a CUDA graph on some ranks alone", why };
         }
         // Some ranks have prepared to reach each other's memory, and others call with host memory.

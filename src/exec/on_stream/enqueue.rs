@@ -112,7 +112,7 @@ impl Executor {
             return Ok(Ready { path: Path::Turn, gate: gate(1, None, None)?, lane });
         }
         if world == 1 && sends && receives && !call.op.is_point_to_point() {
-            // A replay is nothing for the host.
+            // The host does nothing in a replay.
             let gate = if is_captured { None } else { gate(1, None, None)? };
             return Ok(Ready { path: Path::Alone, gate, lane });
         }
@@ -285,12 +285,10 @@ impl Enqueued {
     ) -> Result<()> {
         let (device, stream) = (&*lent.device, self.stream);
         let (send, recv) = (call.send.ptr.addr() as Address, call.recv.ptr.addr() as Address);
-        let lane = if lent.is_captured() { &calling.captured_lane } else { &calling.lane };
-        if step == Step::Send
-            && stream != lent.stream
-            && let Some(lane) = lane
-        {
-            lane.follow(lent.stream)?;
+        if step == Step::Send && stream != lent.stream {
+            let captured = calling.captured_lanes.iter().map(|(_, lane)| lane);
+            let lane = calling.lane.iter().chain(captured).find(|lane| lane.stream.id == stream);
+            lane.map_or(Ok(()), |lane| lane.follow(lent.stream))?;
         }
         let Some(gate) = &self.gate else {
             if matches!(self.path, Path::Alone) && step == Step::Receive && send != recv {

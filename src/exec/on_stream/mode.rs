@@ -41,7 +41,7 @@ impl Executor {
             None => {}
         }
         if self.state.graphs.is_any() && !lent.is_captured() {
-            // A replay comes first that was launched before, on all ranks.
+            // On all ranks, replays that were launched earlier on this stream run first.
             let earlier = Event::new(&lent.device)?;
             earlier.record(lent.stream)?;
             self.state.until_event(&earlier, call.timeout.unwrap_or(self.state.info.timeout), call.op)?;

@@ -98,9 +98,8 @@ impl Lender {
         }
         let mut token = Half::default();
         stream.until(Instant::now() + PATIENCE).read_exact(&mut token)?;
-        let file = self.files.lock().get(&token).map(OwnedFd::try_clone).transpose()?;
         // Without a file, the other process finds the connection closed.
-        file.map_or(Ok(()), |file| stream.send_file(file.as_fd()))
+        self.files.lock().get(&token).map_or(Ok(()), |file| stream.send_file(file.as_fd()))
     }
 }
 
@@ -113,6 +112,8 @@ impl LentFile {
     pub(crate) unsafe fn new(number: i32) -> io::Result<LentFile> {
         // SAFETY: the caller keeps the same contract.
         let file = unsafe { OwnedFd::from_raw_fd(number) };
+        // A program that this process starts must not keep the memory.
+        rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::CLOEXEC)?;
         let (lender, token) = (Lender::of_this_process()?, random()?);
         lender.files.lock().insert(token, file);
         Ok(LentFile { lender, token })
@@ -138,7 +139,7 @@ impl Drop for LentFile {
 impl BorrowedFile {
     /// Has another process of this user hand over a file. Fails with `NotFound` if that process no
     /// longer lends it, with `ConnectionRefused` if the process has ended, and with `TimedOut` at the
-    /// deadline.
+    /// deadline, also if a forked child of that process still has its socket.
     pub(crate) fn fetch(ticket: &Ticket, deadline: Instant) -> io::Result<BorrowedFile> {
         let (name, token) = ticket.split_at(16);
         let stream = connect_to(&address(name)?, deadline, |error| error.kind() == io::ErrorKind::WouldBlock)?;
@@ -150,7 +151,7 @@ impl BorrowedFile {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => io::ErrorKind::NotFound.into(),
             _ => error,
         })?;
-        file.map(BorrowedFile).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        file.map(BorrowedFile).ok_or_else(|| io::Error::other("no file came; this process may have no descriptor left"))
     }
 
     pub(crate) fn number(&self) -> i32 {

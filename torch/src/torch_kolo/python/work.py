@@ -184,7 +184,8 @@ class Flight:
         # Another one has ended, and then this does nothing.
         for step in self._steps:
             if step.device is not None:
-                library.work_wait_on(step.work, torch.cuda.current_stream(step.device).cuda_stream)
+                if result := library.work_wait_on(step.work, torch.cuda.current_stream(step.device).cuda_stream):
+                    raise error_of(result, self._members)
         for part in self._parts:
             part.order_streams()
 
