@@ -91,6 +91,29 @@ fn every_algorithm_of_every_operation() {
     }
 }
 
+/// Every operation between hosts with equal and with different numbers of ranks, whose ranks follow
+/// each other or do not.
+#[test]
+fn every_operation_across_hosts() {
+    for hosts in [&[0usize, 0, 1, 1][..], &[0, 1, 0, 1, 0, 1], &[0, 0, 0, 1, 1, 1], &[1, 0, 0, 0, 2, 2], &[0, 1, 1, 1, 1]] {
+        let options =
+            |rank: usize, builder: kolo::Builder| builder.host(format!("host{}", hosts[rank])).algorithm(Algorithm::Hierarchical);
+        let world = hosts.len();
+        run(world, options, |comm| {
+            for (round, op) in common::OPS.into_iter().enumerate() {
+                for count in [0, 1, 5, 1000, 70_001] {
+                    for in_place in [false, true] {
+                        let seed = random(round as u64, count as u64);
+                        let root = seed as usize % world;
+                        let case = Case { op, dtype: DType::F32, redop: ReduceOp::Average, count, root, in_place, seed };
+                        check(&comm, case).unwrap_or_else(|error| panic!("{error} in {case:?} on {hosts:?}"));
+                    }
+                }
+            }
+        });
+    }
+}
+
 /// The bits do not depend on the transport, the layout or the algorithm.
 #[test]
 fn reproducible_reductions_have_the_same_bits_everywhere() {

@@ -29,6 +29,9 @@ pub(crate) fn select(op: Op, bytes: u64, layout: Layout, model: &CostModel, forc
 }
 
 fn force(op: Op, bytes: u64, layout: Layout, model: &CostModel, forced: Algorithm) -> Option<Choice> {
+    if forced == Algorithm::Hierarchical {
+        return hierarchical(op, bytes, layout, model);
+    }
     let mut found = None;
     for_each_choice(op, bytes, layout, model, |choice| {
         if choice.algorithm == forced {
@@ -47,10 +50,8 @@ fn for_each_choice(op: Op, bytes: u64, layout: Layout, model: &CostModel, mut ea
     if layout.windows && has_window(op) && layout.hosts == 1 {
         each(Choice { algorithm: Algorithm::Window, between: None });
     }
-    if layout.windows && is_hierarchical(op) && layout.hosts > 1 {
-        let slice = if op == Op::AllReduce { bytes / layout.fewest_per_host as u64 } else { bytes };
-        let between = select(op, slice, layout.between(), model, None).algorithm;
-        each(Choice { algorithm: Algorithm::Hierarchical, between: Some(between) });
+    if let Some(choice) = hierarchical(op, bytes, layout, model).filter(|_| has_hierarchical_price(op)) {
+        each(choice);
     }
     for &algorithm in Algorithm::for_op(op, layout.ranks) {
         each(Choice { algorithm, between: None });
@@ -62,8 +63,26 @@ pub(crate) const fn has_window(op: Op) -> bool {
     !matches!(op, Op::AllToAllV | Op::Send | Op::Recv | Op::Split | Op::Alloc | Op::Connect)
 }
 
-/// Whether the operation combines shared memory inside hosts with messages between them.
-pub(crate) const fn is_hierarchical(op: Op) -> bool {
+/// Returns the choice that combines shared memory inside hosts with messages between them; `None` if
+/// the operation cannot do so on this layout.
+fn hierarchical(op: Op, bytes: u64, layout: Layout, model: &CostModel) -> Option<Choice> {
+    let is_even = layout.fewest_per_host * layout.hosts == layout.ranks;
+    let executes = has_window(op) && (op != Op::AllToAll || is_even);
+    if !layout.windows || layout.hosts < 2 || !executes {
+        return None;
+    }
+    // What one rank of each host exchanges with the other hosts.
+    let slice = match op {
+        Op::Broadcast | Op::Reduce | Op::Gather | Op::Scatter | Op::AllToAll => bytes,
+        _ => bytes / layout.fewest_per_host as u64,
+    };
+    let between = select(op, slice, layout.between(), model, None).algorithm;
+    Some(Choice { algorithm: Algorithm::Hierarchical, between: Some(between) })
+}
+
+/// Whether the hierarchical form has a price, by which it is chosen. That of other operations is used
+/// only if it is forced, because it has not been measured between hosts.
+const fn has_hierarchical_price(op: Op) -> bool {
     matches!(op, Op::AllReduce | Op::Broadcast | Op::Reduce | Op::Barrier)
 }
 

@@ -1,11 +1,13 @@
 //! Collectives over several hosts with several ranks each: shared memory inside each host, messages
 //! between hosts.
 
-use super::call::Call;
-use super::core::Core;
-use super::messages::{Messages, kernel};
+mod blocks;
+
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Result;
+use crate::exec::call::Call;
+use crate::exec::core::Core;
+use crate::exec::messages::{Messages, kernel};
 use crate::failure::OpContext;
 use crate::schedule::{Algorithm, Blocks, chunk};
 use crate::shm::{Window, WindowCall};
@@ -26,6 +28,11 @@ impl Core {
                 Op::Reduce => self.reduce_hierarchical(context, call, between),
                 Op::Broadcast => self.broadcast_hierarchical(context, call, between),
                 Op::Barrier => self.barrier_hierarchical(context, between),
+                Op::AllGather | Op::AllGatherV => self.all_gather_hierarchical(context, call, between),
+                Op::ReduceScatter | Op::ReduceScatterV => self.reduce_scatter_hierarchical(context, call, between),
+                Op::AllToAll => self.all_to_all_hierarchical(context, call, between),
+                Op::Gather => self.gather_hierarchical(context, call, between),
+                Op::Scatter => self.scatter_hierarchical(context, call, between),
                 op => unreachable!("{op} is not composed"),
             }
         }

@@ -1,0 +1,447 @@
+//! Collectives of blocks over several hosts. The ranks with the same place on their hosts form a
+//! rail. A rail carries the blocks of its own ranks, and so each byte crosses a host's link once for
+//! each host that needs it. A rank whose place some host does not have uses the rail of its place
+//! modulo the number of rails.
+
+use std::ops::Range;
+
+use crate::buffer::{RawSlice, RawSliceMut};
+use crate::error::Result;
+use crate::exec::call::Call;
+use crate::exec::core::Core;
+use crate::exec::messages::{Messages, kernel};
+use crate::failure::OpContext;
+use crate::schedule::{Algorithm, Blocks};
+use crate::shm::{Window, WindowCall};
+use crate::types::{Op, Rank};
+
+/// The ranks by host, and the blocks of all ranks in the order in which the rails carry them: by rail,
+/// then by host, then by place.
+struct Rails {
+    /// The ranks of each host. Hosts are in the order of their first ranks.
+    hosts: Vec<Vec<Rank>>,
+    rails: usize,
+    /// This rank's host and its place there.
+    host: usize,
+    place: usize,
+}
+
+/// A block in the order of the rails and in that of the ranks, in elements.
+struct Moved {
+    packed: Range<usize>,
+    ranked: Range<usize>,
+}
+
+impl Rails {
+    fn of(core: &Core) -> Rails {
+        let first = core.fabric().hosts();
+        let mut hosts: Vec<Vec<Rank>> = Vec::with_capacity(core.layout().hosts);
+        let mut index = vec![0; first.len()];
+        for rank in 0..first.len() {
+            if first[rank] == rank {
+                index[rank] = hosts.len();
+                hosts.push(Vec::new());
+            }
+            hosts[index[first[rank]]].push(rank);
+        }
+        let own = core.fabric().rank();
+        let host = index[first[own]];
+        let place = hosts[host].iter().position(|&rank| rank == own).expect("this rank is on its host");
+        Rails { rails: core.layout().fewest_per_host, hosts, host, place }
+    }
+
+    /// The ranks of a rail, one on each host, in the order of hosts.
+    fn ranks(&self, rail: usize) -> Vec<Rank> {
+        self.hosts.iter().map(|host| host[rail]).collect()
+    }
+
+    /// The ranks of a host that use a rail.
+    fn users(&self, host: usize, rail: usize) -> impl Iterator<Item = Rank> + '_ {
+        self.hosts[host].iter().copied().skip(rail).step_by(self.rails)
+    }
+
+    /// Whether each rank of this host has a rail of its own.
+    fn has_rail_for_each(&self) -> bool {
+        self.hosts[self.host].len() == self.rails
+    }
+
+    /// Where each rail's part of the packed blocks starts, and in it that of each host. Both lists end
+    /// with the end.
+    fn offsets(&self, blocks: Blocks<'_>) -> (Vec<usize>, Vec<Vec<usize>>) {
+        let mut at = 0;
+        let (mut of_rails, mut of_hosts) = (vec![0], Vec::with_capacity(self.rails));
+        for rail in 0..self.rails {
+            let mut ends = vec![0];
+            let start = at;
+            for host in 0..self.hosts.len() {
+                at += self.users(host, rail).map(|rank| blocks.range(rank).len()).sum::<usize>();
+                ends.push(at - start);
+            }
+            of_hosts.push(ends);
+            of_rails.push(at);
+        }
+        (of_rails, of_hosts)
+    }
+
+    /// All blocks, in the order of the rails.
+    fn moved(&self, blocks: Blocks<'_>) -> Vec<Moved> {
+        let mut at = 0;
+        let in_order = (0..self.rails).flat_map(|rail| (0..self.hosts.len()).map(move |host| (rail, host)));
+        let ranks = in_order.flat_map(|(rail, host)| self.users(host, rail));
+        let moved = ranks.map(|rank| {
+            let ranked = blocks.range(rank);
+            let packed = at..at + ranked.len();
+            at = packed.end;
+            Moved { packed, ranked }
+        });
+        moved.collect()
+    }
+
+    /// Whether the ranks of the hosts, one host after the other, are in the order of ranks.
+    fn are_in_order(&self) -> bool {
+        self.hosts.iter().flatten().copied().eq(0..)
+    }
+}
+
+/// Copies elements from one buffer to another, which does not overlap it.
+///
+/// # Safety
+///
+/// Both are valid for the bytes that are copied.
+unsafe fn copy(from: RawSlice, from_elements: &Range<usize>, to: RawSliceMut, to_start: usize, element: usize) {
+    let bytes = from_elements.len() * element;
+    let (from, to) = (from.skip(from_elements.start * element).take(bytes), to.skip(to_start * element).take(bytes));
+    assert_eq!(from.len, to.len, "a block extends beyond a buffer");
+    // SAFETY: passed on; both have been cut to the same length.
+    unsafe { std::ptr::copy_nonoverlapping(from.ptr, to.ptr, bytes) };
+}
+
+/// A part of a buffer, in elements.
+fn part(memory: RawSliceMut, elements: Range<usize>, element: usize) -> RawSliceMut {
+    memory.skip(elements.start * element).take(elements.len() * element)
+}
+
+/// Memory of the communicator for the blocks of one call.
+fn scratch(memory: &mut Vec<u64>, bytes: usize) -> RawSliceMut {
+    memory.resize(bytes.div_ceil(size_of::<u64>()), 0);
+    RawSliceMut::of(memory).take(bytes)
+}
+
+impl Core {
+    /// Each rail all-gathers its blocks between hosts; each host all-gathers what its rails have.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::run_hierarchical`].
+    pub(super) unsafe fn all_gather_hierarchical(
+        &mut self,
+        context: &OpContext<'_>,
+        call: &Call,
+        between: Algorithm,
+    ) -> Result<()> {
+        let element = call.dtype.size();
+        let rails = Rails::of(self);
+        let blocks = call.recv_counts.as_ref().map_or(Blocks::Even(call.count), |counts| counts.blocks());
+        let (of_rails, of_hosts) = rails.offsets(blocks);
+        let all = of_rails[rails.rails] * element;
+        let of_host: Vec<usize> = sums(rails.hosts[rails.host].iter().map(|&rank| blocks.range(rank).len()));
+        let mut partial = std::mem::take(&mut self.partial);
+        let memory = scratch(&mut partial, all + of_host[of_host.len() - 1] * element);
+        let (packed, own_host) = (memory.take(all), memory.skip(all));
+        // SAFETY: passed on. The parts of the scratch memory are apart.
+        let result = unsafe {
+            (|| {
+                if rails.has_rail_for_each() {
+                    let at = of_rails[rails.place] + of_hosts[rails.place][rails.host];
+                    copy(call.send, &(0..call.send.len / element), packed, at, element);
+                } else if let Some(window) = &mut self.window {
+                    let gather = WindowCall::new(Op::AllGatherV, call.send, own_host, element);
+                    window.run(context, &WindowCall { blocks: Blocks::Listed(&of_host), ..gather })?;
+                    for rail in 0..rails.rails {
+                        let mut at = of_rails[rail] + of_hosts[rail][rails.host];
+                        for place in (rail..of_host.len() - 1).step_by(rails.rails) {
+                            let from = of_host[place]..of_host[place + 1];
+                            copy(own_host.as_const(), &from, packed, at, element);
+                            at += from.len();
+                        }
+                    }
+                }
+                if rails.place < rails.rails {
+                    let hosts = &of_hosts[rails.place];
+                    let output = part(packed, of_rails[rails.place]..of_rails[rails.place + 1], element);
+                    let input = part(output, hosts[rails.host]..hosts[rails.host + 1], element).as_const();
+                    self.run_on_rail(context, &rails, (Op::AllGatherV, between), (input, output), hosts, call)?;
+                }
+                if let Some(window) = &mut self.window {
+                    let places = by_place(&of_rails, window);
+                    let own = places[rails.place]..places[rails.place + 1];
+                    let gather = WindowCall::new(Op::AllGatherV, part(packed, own, element).as_const(), packed, element);
+                    window.run(context, &WindowCall { blocks: Blocks::Listed(&places), ..gather })?;
+                }
+                for Moved { packed: from, ranked: to } in rails.moved(blocks) {
+                    copy(packed.as_const(), &from, call.recv, to.start, element);
+                }
+                Ok(())
+            })()
+        };
+        self.partial = partial;
+        result
+    }
+
+    /// Each host reduce-scatters, so that each rail has the host's part of its blocks; each rail
+    /// reduce-scatters between hosts.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::run_hierarchical`].
+    pub(super) unsafe fn reduce_scatter_hierarchical(
+        &mut self,
+        context: &OpContext<'_>,
+        call: &Call,
+        between: Algorithm,
+    ) -> Result<()> {
+        let element = call.dtype.size();
+        let rails = Rails::of(self);
+        let blocks = call.send_counts.as_ref().map_or(Blocks::Even(call.count), |counts| counts.blocks());
+        let (of_rails, of_hosts) = rails.offsets(blocks);
+        let all = of_rails[rails.rails] * element;
+        let mut partial = std::mem::take(&mut self.partial);
+        // The blocks, and the results of this host's ranks in the order of the rails.
+        let of_host = |rail: usize| of_hosts[rail][rails.host + 1] - of_hosts[rail][rails.host];
+        let results = sums((0..rails.rails).map(of_host));
+        let memory = scratch(&mut partial, all + results[rails.rails] * element);
+        let (packed, reduced) = (memory.take(all), memory.skip(all));
+        // SAFETY: as above.
+        let result = unsafe {
+            (|| {
+                for Moved { packed: to, ranked: from } in rails.moved(blocks) {
+                    copy(call.send, &from, packed, to.start, element);
+                }
+                if let Some(window) = &mut self.window {
+                    let places = by_place(&of_rails, window);
+                    let own = part(packed, places[rails.place]..places[rails.place + 1], element);
+                    let scatter = WindowCall::new(Op::ReduceScatterV, packed.as_const(), own, element);
+                    window.run(context, &WindowCall { blocks: Blocks::Listed(&places), kernel: kernel(call), ..scatter })?;
+                }
+                if rails.place < rails.rails {
+                    let hosts = &of_hosts[rails.place];
+                    let input = part(packed, of_rails[rails.place]..of_rails[rails.place + 1], element).as_const();
+                    let output = match rails.has_rail_for_each() {
+                        true => call.recv,
+                        false => part(reduced, results[rails.place]..results[rails.place + 1], element),
+                    };
+                    self.run_on_rail(context, &rails, (Op::ReduceScatterV, between), (input, output), hosts, call)?;
+                }
+                if !rails.has_rail_for_each()
+                    && let Some(window) = &mut self.window
+                {
+                    let places = by_place(&results, window);
+                    let own = part(reduced, places[rails.place]..places[rails.place + 1], element).as_const();
+                    let gather = WindowCall::new(Op::AllGatherV, own, reduced, element);
+                    window.run(context, &WindowCall { blocks: Blocks::Listed(&places), ..gather })?;
+                    let rail = rails.place % rails.rails;
+                    let own = context.info.rank;
+                    let before = rails.users(rails.host, rail).take_while(|&rank| rank != own);
+                    let at = results[rail] + before.map(|rank| blocks.range(rank).len()).sum::<usize>();
+                    copy(reduced.as_const(), &(at..at + blocks.range(own).len()), call.recv, 0, element);
+                }
+                Ok(())
+            })()
+        };
+        self.partial = partial;
+        result
+    }
+
+    /// Each host's ranks exchange what their rails carry to other hosts; each rail exchanges it
+    /// between hosts. All hosts have the same number of ranks.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::run_hierarchical`].
+    pub(super) unsafe fn all_to_all_hierarchical(
+        &mut self,
+        context: &OpContext<'_>,
+        call: &Call,
+        between: Algorithm,
+    ) -> Result<()> {
+        let (element, count) = (call.dtype.size(), call.count);
+        let rails = Rails::of(self);
+        let blocks = Blocks::Even(count);
+        let (hosts, places) = (rails.hosts.len(), rails.rails);
+        let mut partial = std::mem::take(&mut self.partial);
+        let memory = scratch(&mut partial, 2 * call.send.len);
+        let (one, other) = (memory.take(call.send.len), memory.skip(call.send.len));
+        // SAFETY: as above.
+        let result = unsafe {
+            (|| {
+                // By the rail of the receiver, then by its host.
+                for Moved { packed, ranked } in rails.moved(blocks) {
+                    copy(call.send, &ranked, one, packed.start, element);
+                }
+                if let Some(window) = &mut self.window {
+                    // What comes is by the sender's place, then by the receiver's host.
+                    let exchange = WindowCall::new(Op::AllToAll, one.as_const(), other, element);
+                    window.run(context, &WindowCall { blocks: Blocks::Even(hosts * count), ..exchange })?;
+                    for (place, host) in (0..places).flat_map(|place| (0..hosts).map(move |host| (place, host))) {
+                        let from = (place * hosts + host) * count;
+                        copy(other.as_const(), &(from..from + count), one, (host * places + place) * count, element);
+                    }
+                }
+                let ends = sums(std::iter::repeat_n(places * count, hosts));
+                let direct = rails.are_in_order();
+                let output = if direct { call.recv } else { other };
+                self.run_on_rail(context, &rails, (Op::AllToAllV, between), (one.as_const(), output), &ends, call)?;
+                if !direct {
+                    for (index, rank) in rails.hosts.iter().flatten().enumerate() {
+                        copy(other.as_const(), &(index * count..(index + 1) * count), call.recv, rank * count, element);
+                    }
+                }
+                Ok(())
+            })()
+        };
+        self.partial = partial;
+        result
+    }
+
+    /// Each host gathers at its leader, on the root's host the root; the leaders gather at the root.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::run_hierarchical`].
+    pub(super) unsafe fn gather_hierarchical(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
+        let (element, count) = (call.dtype.size(), call.count);
+        let rails = Rails::of(self);
+        let (leaders, root) = self.leaders(call.root);
+        let leader = self.leader_of_this_host(&leaders);
+        let rank = context.info.rank;
+        let (is_leader, is_root) = (leaders.contains(&rank), rank == call.root);
+        let ends = sums(rails.hosts.iter().map(|host| host.len() * count));
+        let own_host = if is_leader { (ends[rails.host + 1] - ends[rails.host]) * element } else { 0 };
+        let is_direct = is_root && rails.are_in_order();
+        let all = if is_root && !is_direct { ends[ends.len() - 1] * element } else { 0 };
+        let mut partial = std::mem::take(&mut self.partial);
+        let memory = scratch(&mut partial, own_host + all);
+        let (gathered, packed) = (memory.take(own_host), if is_direct { call.recv } else { memory.skip(own_host) });
+        // SAFETY: as above.
+        let result = unsafe {
+            (|| {
+                match &mut self.window {
+                    Some(window) => {
+                        let gather = WindowCall::new(Op::Gather, call.send, gathered, element);
+                        window.run(context, &WindowCall { blocks: Blocks::Even(count), root: leader, ..gather })?;
+                    }
+                    None => copy(call.send, &(0..count), gathered, 0, element),
+                }
+                if !is_leader {
+                    return Ok(());
+                }
+                let messages = Messages::in_place(Op::Gather, self.of_uneven(between), RawSliceMut::EMPTY, element, None);
+                let (recvs, input, output) = (Blocks::Listed(&ends), gathered.as_const(), packed);
+                let messages = Messages { ranks: Some(&leaders), root, count, recvs, input, output, ..messages };
+                self.run_messages(context.clone(), messages)?;
+                if is_root && !is_direct {
+                    for (index, rank) in rails.hosts.iter().flatten().enumerate() {
+                        copy(packed.as_const(), &(index * count..(index + 1) * count), call.recv, rank * count, element);
+                    }
+                }
+                Ok(())
+            })()
+        };
+        self.partial = partial;
+        result
+    }
+
+    /// The root scatters to the leader of each host; each leader scatters inside its host.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::run_hierarchical`].
+    pub(super) unsafe fn scatter_hierarchical(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
+        let (element, count) = (call.dtype.size(), call.count);
+        let rails = Rails::of(self);
+        let (leaders, root) = self.leaders(call.root);
+        let leader = self.leader_of_this_host(&leaders);
+        let rank = context.info.rank;
+        let (is_leader, is_root) = (leaders.contains(&rank), rank == call.root);
+        let ends = sums(rails.hosts.iter().map(|host| host.len() * count));
+        let own_host = if is_leader { (ends[rails.host + 1] - ends[rails.host]) * element } else { 0 };
+        let is_direct = is_root && rails.are_in_order();
+        let all = if is_root && !is_direct { ends[ends.len() - 1] * element } else { 0 };
+        let mut partial = std::mem::take(&mut self.partial);
+        let memory = scratch(&mut partial, own_host + all);
+        let (of_host, packed) = (memory.take(own_host), memory.skip(own_host));
+        // SAFETY: as above.
+        let result = unsafe {
+            (|| {
+                if is_leader {
+                    if is_root && !is_direct {
+                        for (index, rank) in rails.hosts.iter().flatten().enumerate() {
+                            copy(call.send, &(rank * count..(rank + 1) * count), packed, index * count, element);
+                        }
+                    }
+                    let input = if is_direct { call.send } else { packed.as_const() };
+                    let messages = Messages::in_place(Op::Scatter, self.of_uneven(between), RawSliceMut::EMPTY, element, None);
+                    let sends = Blocks::Listed(&ends);
+                    let messages = Messages { ranks: Some(&leaders), root, count, sends, input, output: of_host, ..messages };
+                    self.run_messages(context.clone(), messages)?;
+                }
+                match &mut self.window {
+                    Some(window) => {
+                        let scatter = WindowCall::new(Op::Scatter, of_host.as_const(), call.recv, element);
+                        window.run(context, &WindowCall { blocks: Blocks::Even(count), root: leader, ..scatter })
+                    }
+                    None => {
+                        copy(of_host.as_const(), &(0..count), call.recv, 0, element);
+                        Ok(())
+                    }
+                }
+            })()
+        };
+        self.partial = partial;
+        result
+    }
+
+    /// The algorithm for blocks of hosts. Trees need blocks of one length.
+    fn of_uneven(&self, between: Algorithm) -> Algorithm {
+        let layout = self.layout();
+        if layout.fewest_per_host * layout.hosts == layout.ranks { between } else { Algorithm::Direct }
+    }
+
+    /// Runs a collective on this rank's rail. `of_hosts` says where the block of each host starts, and
+    /// where the last one ends.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::run_messages`].
+    unsafe fn run_on_rail(
+        &mut self,
+        context: &OpContext<'_>,
+        rails: &Rails,
+        (op, between): (Op, Algorithm),
+        (input, output): (RawSlice, RawSliceMut),
+        of_hosts: &[usize],
+        call: &Call,
+    ) -> Result<()> {
+        let ranks = rails.ranks(rails.place);
+        let blocks = Blocks::Listed(of_hosts);
+        let (sends, recvs) = (blocks, blocks);
+        let messages = Messages::in_place(op, between, RawSliceMut::EMPTY, call.dtype.size(), kernel(call));
+        // SAFETY: passed on.
+        unsafe { self.run_messages(context.clone(), Messages { ranks: Some(&ranks), sends, recvs, input, output, ..messages }) }
+    }
+}
+
+/// Starts of parts of these lengths, and the end.
+fn sums(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
+    let ends = lengths.scan(0, |end, len| {
+        *end += len;
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).collect()
+}
+
+/// The parts of rails as the parts of the ranks of a window. Those beyond the rails have none.
+fn by_place(of_rails: &[usize], window: &Window) -> Vec<usize> {
+    let end = of_rails[of_rails.len() - 1];
+    (0..=window.members().len()).map(|place| of_rails.get(place).copied().unwrap_or(end)).collect()
+}
