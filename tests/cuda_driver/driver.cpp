@@ -30,6 +30,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -456,7 +457,8 @@ int lock_of(int device) {
     std::lock_guard<std::mutex> guard(of_locks);
     auto [found, is_new] = locks.try_emplace(device, -1);
     if (is_new) {
-        const std::string name = "/tmp/kolo-fake-gpu-" + std::to_string(getuid()) + "-" + std::to_string(device);
+        const std::string file = "kolo-fake-gpu-" + std::to_string(getuid()) + "-" + std::to_string(device);
+        const std::string name = std::filesystem::temp_directory_path() / file;
         found->second = open(name.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
         if (found->second < 0) {
             perror("fake CUDA driver: the lock of a GPU");

@@ -419,7 +419,7 @@ fn graphs_leave_nothing_behind() {
     });
 }
 
-// ---- Found by a review. Each of these fails at the commit that adds it. ----
+// ---- Replays beside other work, and after the communicator. ----
 
 /// Whether a test ends in time, and without a panic. If it hangs, its thread is left running.
 fn ends_well(limit: Duration, test: impl FnOnce() + Send + 'static) -> bool {
