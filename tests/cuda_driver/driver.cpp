@@ -779,12 +779,6 @@ Result cuStreamSynchronize(void *stream) {
     return synchronise(stream);
 }
 
-Result cuStreamQuery(void *handle) {
-    std::lock_guard<std::mutex> lock(process().mutex);
-    Stream *stream = find(handle);
-    return stream->works.empty() ? SUCCESS : NOT_READY;
-}
-
 Result cuStreamGetCtx(void *handle, Context **context) {
     Stream *stream = find(handle);
     if (!stream) {
@@ -828,8 +822,6 @@ Result cuEventRecord(Event *event, void *handle) {
     });
 }
 
-Result cuEventRecordWithFlags(Event *event, void *stream, unsigned) { return cuEventRecord(event, stream); }
-
 Result cuEventQuery(Event *event) {
     if (const Result refused = refuse_in_capture()) {
         return refused;
@@ -851,11 +843,6 @@ Result cuEventSynchronize(Event *event) {
         }
         std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
-}
-
-Result cuEventElapsedTime(float *milliseconds, Event *, Event *) {
-    *milliseconds = 1;
-    return SUCCESS;
 }
 
 Result cuStreamWaitEvent(void *handle, Event *event, unsigned) {

@@ -103,6 +103,24 @@ impl Rails {
     }
 }
 
+/// The blocks of the ranks, by host, where each host has a leader.
+struct AtLeaders {
+    leaders: Vec<Rank>,
+    /// The root's index among them.
+    root: Rank,
+    /// The place of this host's leader.
+    leader: usize,
+    /// Where the blocks of each host start, in elements, and where the last ones end.
+    ends: Vec<usize>,
+    /// Bytes of this host's blocks, at its leader.
+    own_host: usize,
+    /// Bytes of the blocks of all hosts, at a root that has ranks in another order.
+    all: usize,
+    is_leader: bool,
+    /// Whether this is a root whose buffer has the blocks in the order of hosts.
+    is_direct: bool,
+}
+
 /// Copies elements from one buffer to another, which does not overlap it.
 ///
 /// # Safety
@@ -311,14 +329,7 @@ impl Core {
     pub(super) unsafe fn gather_hierarchical(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
         let (element, count) = (call.dtype.size(), call.count);
         let rails = Rails::of(self);
-        let (leaders, root) = self.leaders(call.root);
-        let leader = self.leader_of_this_host(&leaders);
-        let rank = context.info.rank;
-        let (is_leader, is_root) = (leaders.contains(&rank), rank == call.root);
-        let ends = sums(rails.hosts.iter().map(|host| host.len() * count));
-        let own_host = if is_leader { (ends[rails.host + 1] - ends[rails.host]) * element } else { 0 };
-        let is_direct = is_root && rails.are_in_order();
-        let all = if is_root && !is_direct { ends[ends.len() - 1] * element } else { 0 };
+        let AtLeaders { leaders, root, leader, ends, own_host, all, is_leader, is_direct } = self.at_leaders(&rails, call);
         let mut partial = std::mem::take(&mut self.partial);
         let memory = scratch(&mut partial, own_host + all);
         let (gathered, packed) = (memory.take(own_host), if is_direct { call.recv } else { memory.skip(own_host) });
@@ -339,7 +350,7 @@ impl Core {
                 let (recvs, input, output) = (Blocks::Listed(&ends), gathered.as_const(), packed);
                 let messages = Messages { ranks: Some(&leaders), root, count, recvs, input, output, ..messages };
                 self.run_messages(context.clone(), messages)?;
-                if is_root && !is_direct {
+                if all > 0 {
                     for (index, rank) in rails.hosts.iter().flatten().enumerate() {
                         copy(packed.as_const(), &(index * count..(index + 1) * count), call.recv, rank * count, element);
                     }
@@ -359,14 +370,7 @@ impl Core {
     pub(super) unsafe fn scatter_hierarchical(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
         let (element, count) = (call.dtype.size(), call.count);
         let rails = Rails::of(self);
-        let (leaders, root) = self.leaders(call.root);
-        let leader = self.leader_of_this_host(&leaders);
-        let rank = context.info.rank;
-        let (is_leader, is_root) = (leaders.contains(&rank), rank == call.root);
-        let ends = sums(rails.hosts.iter().map(|host| host.len() * count));
-        let own_host = if is_leader { (ends[rails.host + 1] - ends[rails.host]) * element } else { 0 };
-        let is_direct = is_root && rails.are_in_order();
-        let all = if is_root && !is_direct { ends[ends.len() - 1] * element } else { 0 };
+        let AtLeaders { leaders, root, leader, ends, own_host, all, is_leader, is_direct } = self.at_leaders(&rails, call);
         let mut partial = std::mem::take(&mut self.partial);
         let memory = scratch(&mut partial, own_host + all);
         let (of_host, packed) = (memory.take(own_host), memory.skip(own_host));
@@ -374,7 +378,7 @@ impl Core {
         let result = unsafe {
             (|| {
                 if is_leader {
-                    if is_root && !is_direct {
+                    if all > 0 {
                         for (index, rank) in rails.hosts.iter().flatten().enumerate() {
                             copy(call.send, &(rank * count..(rank + 1) * count), packed, index * count, element);
                         }
@@ -399,6 +403,20 @@ impl Core {
         };
         self.partial = partial;
         result
+    }
+
+    /// What the leaders of hosts gather or scatter.
+    fn at_leaders(&self, rails: &Rails, call: &Call) -> AtLeaders {
+        let (leaders, root) = self.leaders(call.root);
+        let leader = self.leader_of_this_host(&leaders);
+        let rank = self.fabric().rank();
+        let (is_leader, is_root) = (leaders.contains(&rank), rank == call.root);
+        let element = call.dtype.size();
+        let ends = sums(rails.hosts.iter().map(|host| host.len() * call.count));
+        let own_host = if is_leader { (ends[rails.host + 1] - ends[rails.host]) * element } else { 0 };
+        let is_direct = is_root && rails.are_in_order();
+        let all = if is_root && !is_direct { ends[ends.len() - 1] * element } else { 0 };
+        AtLeaders { leaders, root, leader, ends, own_host, all, is_leader, is_direct }
     }
 
     /// The algorithm for blocks of hosts. Trees need blocks of one length.
