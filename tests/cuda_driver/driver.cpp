@@ -647,6 +647,10 @@ Result cuDeviceGetUuid_v2(char uuid[16], int device) {
 
 Result cuDeviceGetUuid(char uuid[16], int device) { return cuDeviceGetUuid_v2(uuid, device); }
 
+// NVRTC asks for tables that CUDA does not document, and ends by a null pointer where this call is
+// missing.
+Result cuGetExportTable(const void **, const void *) { return NOT_FOUND; }
+
 Result cuDeviceGetAttribute(int *value, int attribute, int) {
     switch (attribute) {
     case 16:  // multiprocessors
