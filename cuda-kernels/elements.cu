@@ -1,6 +1,6 @@
 // Element types: their form in memory, their accumulators, and how memory is accessed.
 //
-// The sources of this folder are one program, compiled in the order elements, reduce, scale. NVRTC
+// The sources of this folder are one program, compiled in the order elements, meeting, reduce, scale. NVRTC
 // does not include CUDA's headers for halves, so the sources include nothing. They also compile as C++
 // for the host (see host.h), where a test compares the kernels with those of src/reduce.
 //
@@ -202,16 +202,24 @@ template <> struct Access<4> { using Whole = u32; };
 template <> struct Access<8> { using Whole = uint2; };
 template <> struct Access<16> { using Whole = uint4; };
 
-template <class T, u32 LANES> __device__ inline Pack<T, LANES> load(const void *from, u64 element) {
-    using Whole = typename Access<sizeof(T) * LANES>::Whole;
+template <class T, u32 LANES> using Whole = typename Access<sizeof(T) * LANES>::Whole;
+
+template <class T, u32 LANES> __device__ inline Whole<T, LANES> fetch(const void *from, u64 element) {
 #ifdef __CUDA_ARCH__
     // The compiler does not see where the pointer comes from.
     __builtin_assume(__isGlobal(from));
 #endif
-    Whole whole = *reinterpret_cast<const Whole *>(static_cast<const T *>(from) + element);
+    return *reinterpret_cast<const Whole<T, LANES> *>(static_cast<const T *>(from) + element);
+}
+
+template <class T, u32 LANES> __device__ inline Pack<T, LANES> unpack(const Whole<T, LANES> &whole) {
     Pack<T, LANES> pack;
     memcpy(&pack, &whole, sizeof pack);
     return pack;
+}
+
+template <class T, u32 LANES> __device__ inline Pack<T, LANES> load(const void *from, u64 element) {
+    return unpack<T, LANES>(fetch<T, LANES>(from, element));
 }
 
 // Lines are written by an explicit instruction: the compiler does not join four words to one
@@ -227,13 +235,12 @@ __device__ inline void put(uint4 *to, uint4 line) {
 #endif
 }
 
-template <class Whole> __device__ inline void put(Whole *to, Whole whole) { *to = whole; }
+template <class W> __device__ inline void put(W *to, W whole) { *to = whole; }
 
 template <class T, u32 LANES> __device__ inline void store(void *to, u64 element, const Pack<T, LANES> &pack) {
-    using Whole = typename Access<sizeof(T) * LANES>::Whole;
-    Whole whole;
+    Whole<T, LANES> whole;
     memcpy(&whole, &pack, sizeof whole);
-    put(reinterpret_cast<Whole *>(static_cast<T *>(to) + element), whole);
+    put(reinterpret_cast<Whole<T, LANES> *>(static_cast<T *>(to) + element), whole);
 }
 
 __device__ inline u64 address(const void *pointer) { return reinterpret_cast<u64>(pointer); }

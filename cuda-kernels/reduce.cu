@@ -5,8 +5,6 @@
 // (its chunk of every rank's mapped memory is read, and the result is written to all of them) and a
 // copy (one source). Entries are named kolo_reduce_<reduction>_<element>.
 
-constexpr u32 MOST = 16;
-
 // One reduction, as in src/cuda/moves.rs.
 struct Move {
     // In the order in which they are combined, each aligned to the element.
@@ -19,17 +17,27 @@ struct Move {
     u32 target_count;
     // The divisor of an average; 1 if it is divided later.
     u32 divisor;
-    u32 unused;
+    // The source that is read first, and those before it last: other GPUs begin with others.
+    u32 first;
 };
 static_assert(sizeof(Move) == 280, "as in src/cuda/moves.rs");
+
+// What a kernel is to do, as in src/cuda/moves.rs. It is in pinned host memory. The host writes it while
+// the stream waits for it, so a launch does not know it.
+struct Moves {
+    // How many moves follow.
+    u64 count;
+    // How many of them come before the meeting.
+    u64 before;
+    Meeting meeting;
+};
+static_assert(sizeof(Moves) == 184, "as in src/cuda/moves.rs");
 
 // The parameter of an entry, as in src/cuda/kernels/mod.rs.
 struct Parameter {
     // What to move, if `moves` is null.
     Move only;
-    // A number and as many moves, in pinned host memory. The host writes them while the stream waits
-    // for it, so a launch does not know them.
-    const u64 *moves;
+    Moves *moves;
 };
 static_assert(sizeof(Parameter) == 288, "as in src/cuda/kernels/mod.rs");
 
@@ -80,6 +88,18 @@ struct Average : Sum {};
 
 template <class Op> constexpr bool DIVIDES = false;
 template <> constexpr bool DIVIDES<Average> = true;
+
+// From compute capability 10 on, the compiler uses more registers.
+#if __CUDA_ARCH__ >= 1000
+constexpr bool LATER = true;
+#else
+constexpr bool LATER = false;
+#endif
+
+// Whether a reduction needs registers itself.
+template <class Op> constexpr bool NEEDS_REGISTERS = DIVIDES<Op>;
+template <> constexpr bool NEEDS_REGISTERS<Max> = LATER;
+template <> constexpr bool NEEDS_REGISTERS<Min> = LATER;
 
 // ---- The loop ----
 
@@ -133,9 +153,82 @@ __device__ inline void step(const Move &r, u64 element, u64 stride) {
     }
 }
 
+// The most sources of which a part of a line fits into the registers of a thread, as accumulators, and
+// how many parts a line then has.
+template <class E> constexpr u32 FEW = sizeof(typename E::Memory) == 8 ? 4 : 8;
+template <class E> constexpr u32 PARTS = sizeof(typename E::Memory) == 8 ? 2 : 4;
+
+// The same for one pack, with all sources in flight at once, beginning with `first`. They are combined in
+// their order, so the bits are the same.
+template <class E, class Op, u32 LANES> __device__ inline void step_in_turn(const Move &r, u64 element) {
+    using Memory = typename E::Memory;
+    Whole<Memory, LANES> wholes[FEW<E>];
+    typename E::Sum sums[LANES];
+#pragma unroll
+    for (u32 source = 0; source < FEW<E>; source++) {
+        if (source >= r.first && source < r.source_count) {
+            wholes[source] = fetch<Memory, LANES>(r.sources[source], element);
+        }
+    }
+#pragma unroll
+    for (u32 source = 0; source < FEW<E>; source++) {
+        if (source < r.first) {
+            wholes[source] = fetch<Memory, LANES>(r.sources[source], element);
+        }
+    }
+    Pack<Memory, LANES> pack = unpack<Memory, LANES>(wholes[0]);
+#pragma unroll
+    for (u32 i = 0; i < LANES; i++) {
+        sums[i] = E::widen(pack.lanes[i]);
+    }
+#pragma unroll
+    for (u32 source = 1; source < FEW<E>; source++) {
+        if (source < r.source_count) {
+            pack = unpack<Memory, LANES>(wholes[source]);
+#pragma unroll
+            for (u32 i = 0; i < LANES; i++) {
+                sums[i] = Op::template combine<E>(sums[i], E::widen(pack.lanes[i]));
+            }
+        }
+    }
+    if constexpr (DIVIDES<Op>) {
+        if (r.divisor > 1) {
+            typename E::Sum divisor = typename E::Sum(r.divisor);
+#pragma unroll
+            for (u32 i = 0; i < LANES; i++) {
+                sums[i] = sums[i] / divisor;
+            }
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < LANES; i++) {
+        pack.lanes[i] = E::narrow(sums[i]);
+    }
+#pragma unroll 1
+    for (u32 target = 0; target < r.target_count; target++) {
+        store<Memory, LANES>(r.targets[target], element, pack);
+    }
+}
+
+// How many packs a thread reads at once. Short elements need fewer to fill as many registers with
+// accumulators.
+__device__ constexpr u32 packs_of(u32 size, bool needs_registers) {
+    if (needs_registers && size == 8) {
+        return 1;
+    }
+    u32 packs = size >= 4 ? 4 : size;
+    return needs_registers && LATER && packs > 1 ? packs / 2 : packs;
+}
+
 // Reduces all lines from element `first` on.
 template <class E, class Op, u32 LANES, u32 PACKS> __device__ inline void whole(const Move &r, u64 first, u64 lines) {
     u64 line = thread();
+    if (r.first > 0 && r.source_count <= FEW<E>) {
+        for (; line < PARTS<E> * lines; line += threads()) {
+            step_in_turn<E, Op, LANES / PARTS<E>>(r, first + line * (LANES / PARTS<E>));
+        }
+        return;
+    }
     for (; line + (PACKS - 1) * threads() < lines; line += PACKS * threads()) {
         step<E, Op, LANES, PACKS>(r, first + line * LANES, threads() * LANES);
     }
@@ -146,9 +239,7 @@ template <class E, class Op, u32 LANES, u32 PACKS> __device__ inline void whole(
 
 template <class E, class Op> __device__ inline void reduce(const Move &r) {
     constexpr u32 SIZE = sizeof(typename E::Memory), LANES = LINE / SIZE;
-    // Short elements need fewer packs to fill as many registers with accumulators, and a division of
-    // f64 needs registers itself.
-    constexpr u32 PACKS = SIZE == 8 && DIVIDES<Op> ? 2 : SIZE >= 4 ? 4 : SIZE;
+    constexpr u32 PACKS = packs_of(SIZE, NEEDS_REGISTERS<Op>);
     u64 ways = 0;
     for (u32 i = 1; i < r.source_count; i++) {
         ways |= address(r.sources[0]) ^ address(r.sources[i]);
@@ -165,30 +256,54 @@ template <class E, class Op> __device__ inline void reduce(const Move &r) {
     }
 }
 
+// Has all threads of a block read what the host has written.
+template <class T> __device__ inline void copy(T *to, const T *from) {
+    for (u32 word = threadIdx.x; word < sizeof(T) / sizeof(u64); word += blockDim.x) {
+        reinterpret_cast<u64 *>(to)[word] = reinterpret_cast<const volatile u64 *>(from)[word];
+    }
+}
+
 // Does all moves. Each block reads one after the other from the host, its threads together.
 template <class E, class Op> __device__ inline void run(const Parameter &p) {
-    constexpr u32 WORDS = sizeof(Move) / sizeof(u64);
 #ifdef __CUDA_ARCH__
+    // In shared memory, not in registers, which the reductions need.
     __shared__ Move move;
-    __shared__ u64 moves;
-    // Volatile: no cache may have what was there at an earlier launch.
-    const volatile u64 *list = p.moves;
-    const u64 *only = reinterpret_cast<const u64 *>(&p.only);
+    __shared__ Meeting meeting;
+    __shared__ u32 moves, before, next;
+    __shared__ bool meets;
     // One thread of each block reads the number, because the host may take the moves back meanwhile.
+    // Volatile: no cache may have what was there at an earlier launch.
     if (threadIdx.x == 0) {
-        moves = list ? list[0] : 1;
+        const volatile Moves *on_host = p.moves;
+        next = 0;
+        moves = on_host ? on_host->count : 1;
+        before = on_host ? on_host->before : 0;
+        meets = on_host && on_host->meeting.ranks > 0 && !on_host->meeting.is_off;
     }
     __syncthreads();
-    for (u64 i = 0; i < moves; i++) {
+    if (meets) {
+        copy(&meeting, &p.moves->meeting);
+    }
+    for (;;) {
         __syncthreads();
-        for (u32 word = threadIdx.x; word < WORDS; word += blockDim.x) {
-            reinterpret_cast<u64 *>(&move)[word] = list ? list[1 + i * WORDS + word] : only[word];
+        if (next == before && meets && !begin_meeting(meeting, &p.moves->meeting)) {
+            return;
         }
+        if (next >= moves) {
+            break;
+        }
+        copy(&move, p.moves ? reinterpret_cast<const Move *>(p.moves + 1) + next : &p.only);
         __syncthreads();
+        if (threadIdx.x == 0) {
+            next++;
+        }
         reduce<E, Op>(move);
     }
+    if (meets) {
+        end_meeting(meeting, &p.moves->meeting);
+    }
 #else
-    u64 moves = p.moves ? p.moves[0] : 1;
+    u64 moves = p.moves ? p.moves->count : 1;
     const Move *list = p.moves ? reinterpret_cast<const Move *>(p.moves + 1) : &p.only;
     for (u64 i = 0; i < moves; i++) {
         reduce<E, Op>(list[i]);

@@ -204,6 +204,9 @@ typedef struct kolo_config_t {
   // How ranks of a host learn that all have reached a phase: "auto", "flat" or "hierarchy". All
   // ranks use rank 0's value.
   const char *flag_layout;
+  // Where ranks with GPUs of their own wait for each other: "kernels" or "host". All ranks use rank
+  // 0's value.
+  const char *device_waits;
 } kolo_config_t;
 
 // A key-value store of the program that all ranks share, for kolo_comm_init_callbacks. A key has
@@ -254,6 +257,8 @@ typedef struct kolo_comm_stats_t {
   // As a whole through host memory, copied while the call waits, because streams cannot wait for
   // the host.
   uint64_t device_copied;
+  // By one kernel of each rank, which reads what the kernels of all ranks have put in place for it.
+  uint64_t device_one_shot;
 } kolo_comm_stats_t;
 
 // A reduction of the elements of several ranks. The numbers up to 4 are NCCL's.

@@ -76,6 +76,20 @@ numbered! {
     }
 }
 
+numbered! {
+    /// Where ranks with GPUs of their own wait for each other, in an operation on buffers that all of them
+    /// can reach.
+    #[derive(Default)]
+    #[non_exhaustive]
+    pub enum DeviceWaits {
+        /// In the kernels, if no GPU has a limit for the time of a kernel; otherwise on the host.
+        #[default]
+        Kernels = 0, "kernels";
+        /// On the host.
+        Host = 1, "host";
+    }
+}
+
 /// The variables that kolo, its program and torch_kolo read or set, in alphabetical order. `docs/settings.md`
 /// describes them.
 pub const VARIABLES: &[&str] = &[
@@ -85,6 +99,7 @@ pub const VARIABLES: &[&str] = &[
     "KOLO_COPY_MODE",
     "KOLO_DEVICES",
     "KOLO_DEVICE_PATH",
+    "KOLO_DEVICE_WAITS",
     "KOLO_FAILURE_FILE",
     "KOLO_FLAG_LAYOUT",
     "KOLO_HOST",
@@ -170,6 +185,7 @@ pub(crate) struct SharedSettings {
     /// Whether buffers of any rank may be in the memory of devices.
     pub(crate) devices: bool,
     pub(crate) device_path: DevicePath,
+    pub(crate) device_waits: DeviceWaits,
     pub(crate) flag_layout: FlagLayout,
     pub(crate) model: CostModel,
 }
@@ -185,6 +201,7 @@ impl Default for Settings {
                 sockets: 1,
                 devices: false,
                 device_path: DevicePath::Auto,
+                device_waits: DeviceWaits::Kernels,
                 flag_layout: FlagLayout::Auto,
                 model: CostModel::default(),
             },
@@ -213,6 +230,7 @@ impl Settings {
         shared.sockets =
             parse(env, "KOLO_SOCKETS", SOCKETS, |text| text.parse().ok().and_then(sockets))?.unwrap_or(shared.sockets);
         shared.device_path = named(env, "KOLO_DEVICE_PATH")?.unwrap_or(shared.device_path);
+        shared.device_waits = named(env, "KOLO_DEVICE_WAITS")?.unwrap_or(shared.device_waits);
         shared.devices = match parse(env, "KOLO_DEVICES", DEVICES, devices)? {
             Some(Devices::None) => false,
             Some(Devices::Cuda) => true,
@@ -465,6 +483,7 @@ mod tests {
             ("KOLO_SOCKETS", "4"),
             ("KOLO_DEVICES", "cuda"),
             ("KOLO_DEVICE_PATH", "staged"),
+            ("KOLO_DEVICE_WAITS", "host"),
             ("KOLO_TIMEOUT", "1.5s"),
             ("KOLO_START_TIMEOUT", "2m"),
             ("KOLO_NETWORK_LATENCY", "5us"),
@@ -482,6 +501,7 @@ mod tests {
         assert_eq!(read.shared.sockets, 4);
         assert!(read.shared.devices);
         assert_eq!(read.shared.device_path, DevicePath::Staged);
+        assert_eq!(read.shared.device_waits, DeviceWaits::Host);
         assert!(!settings(&[("KOLO_DEVICES", "none")]).unwrap().shared.devices);
         assert_eq!(read.timeout, Duration::from_millis(1500));
         assert_eq!(read.start_timeout, Duration::from_secs(120));
@@ -523,6 +543,7 @@ mod tests {
             ("KOLO_SOCKETS", "65", "1 to 64"),
             ("KOLO_DEVICES", "gpu", "none or cuda"),
             ("KOLO_DEVICE_PATH", "ipc", "staged"),
+            ("KOLO_DEVICE_WAITS", "gpu", "kernels"),
             ("KOLO_TIMEOUT", "soon", "500ms"),
             ("KOLO_TIMEOUT", "0", "more than 0"),
             ("KOLO_TIMEOUT", "-1", "more than 0"),

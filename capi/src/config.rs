@@ -82,6 +82,9 @@ pub struct kolo_config_t {
     /// How ranks of a host learn that all have reached a phase: "auto", "flat" or "hierarchy". All
     /// ranks use rank 0's value.
     pub flag_layout: *const c_char,
+    /// Where ranks with GPUs of their own wait for each other: "kernels" or "host". All ranks use rank
+    /// 0's value.
+    pub device_waits: *const c_char,
 }
 
 // SAFETY: the struct begins with its size; numbers may be zero, and texts null.
@@ -177,6 +180,9 @@ unsafe fn texts(mut builder: Builder, config: &kolo_config_t) -> Result<Builder,
         }
         if let Some(path) = named(config.device_path, "device_path")? {
             builder = builder.device_path(path);
+        }
+        if let Some(waits) = named(config.device_waits, "device_waits")? {
+            builder = builder.device_waits(waits);
         }
         if let Some(algorithm) = named(config.algorithm, "algorithm")? {
             builder = builder.algorithm(algorithm);

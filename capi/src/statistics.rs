@@ -22,6 +22,8 @@ pub struct kolo_comm_stats_t {
     /// As a whole through host memory, copied while the call waits, because streams cannot wait for
     /// the host.
     pub device_copied: u64,
+    /// By one kernel of each rank, which reads what the kernels of all ranks have put in place for it.
+    pub device_one_shot: u64,
 }
 
 // SAFETY: the struct begins with its size, and all its fields are numbers.
@@ -40,6 +42,7 @@ impl From<kolo::Stats> for kolo_comm_stats_t {
             device_in_place: device.in_place,
             device_through_areas: device.through_areas,
             device_copied: device.copied,
+            device_one_shot: device.one_shot,
         }
     }
 }
@@ -64,6 +67,7 @@ mod tests {
         stats.device.in_place = 3;
         stats.device.through_areas = 4;
         stats.device.copied = 5;
+        stats.device.one_shot = 6;
         let expected = kolo_comm_stats_t {
             size: size_of::<kolo_comm_stats_t>(),
             device_whole: 1,
@@ -71,6 +75,7 @@ mod tests {
             device_in_place: 3,
             device_through_areas: 4,
             device_copied: 5,
+            device_one_shot: 6,
         };
         assert_eq!(kolo_comm_stats_t::from(stats), expected);
     }

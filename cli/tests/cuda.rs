@@ -63,6 +63,27 @@ fn buffers_are_reached_by_other_processes() {
     }
 }
 
+/// Where each rank has a GPU, kernels wait for those of other ranks, unless the ranks shall wait on the
+/// host.
+#[test]
+fn kernels_of_several_gpus_meet() {
+    let Some(folder) = driver() else { return };
+    for ranks in [2, 3] {
+        for op in ["all_reduce", "all_gather", "reduce_scatter"] {
+            let many = ["--registered", "--sizes", "128K,256K,1M", "--dtype", "bf16"];
+            for waits in ["kernels", "host"] {
+                let arguments: Vec<&str> = std::iter::once(op).chain(many).collect();
+                let output = bench(folder, (ranks, ranks), &arguments, &[("KOLO_DEVICE_WAITS", waits), ("KOLO_LOG", "debug")]);
+                let is_one_shot = op == "all_reduce" && waits == "kernels";
+                assert_eq!(taken(&output, "one-shot") > 0, is_one_shot, "{op} of {ranks}, {waits}");
+                assert!(taken(&output, "in place") > 0, "{op} of {ranks}, {waits}");
+                let said = String::from_utf8_lossy(&output.stderr);
+                assert!(said.contains(&format!("waits={waits}")), "{said}");
+            }
+        }
+    }
+}
+
 /// Short operations pass as a whole, and large ones in rounds if they shall.
 #[test]
 fn data_passes_through_the_host() {

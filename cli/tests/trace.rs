@@ -277,7 +277,7 @@ fn the_paths_on_devices_are_said() {
         comm.dump_trace(&path).unwrap();
         // No device is here, so the counts of all ranks are 0. Rank 3 has taken another path than
         // ranks 0 and 1, and rank 2 has none.
-        let none = r#""devices": {"whole": 0, "staged": 0, "in_place": 0, "through_areas": 0, "copied": 0}"#;
+        let none = r#""devices": {"whole": 0, "staged": 0, "in_place": 0, "through_areas": 0, "one_shot": 0, "copied": 0}"#;
         let counts = match comm.rank() {
             2 => none.to_owned(),
             3 => none.replace(r#""staged": 0"#, r#""staged": 8"#),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::peer_info::PeerInfo;
 #[cfg(any(fuzzing, test))]
 use super::peer_info::sample;
-use crate::config::{CopyMode, DevicePath, FlagLayout, SharedSettings, Transport};
+use crate::config::{CopyMode, DevicePath, DeviceWaits, FlagLayout, SharedSettings, Transport};
 use crate::error::{Cause, Error, StoreError};
 use crate::schedule::Algorithm;
 use crate::schedule::select::{CostModel, LinkCost};
@@ -145,11 +145,22 @@ impl PeerTable {
 }
 
 fn write_settings(writer: &mut Writer, settings: &SharedSettings) {
-    let SharedSettings { algorithm, transport, copy_mode, reproducible, sockets, devices, device_path, flag_layout, model } =
-        settings;
+    let SharedSettings {
+        algorithm,
+        transport,
+        copy_mode,
+        reproducible,
+        sockets,
+        devices,
+        device_path,
+        device_waits,
+        flag_layout,
+        model,
+    } = settings;
     writer.number(algorithm.map_or(NO_ALGORITHM, |algorithm| algorithm as u64));
     writer.number(*transport as u64).number(*copy_mode as u64).number((*reproducible).into()).number((*sockets).into());
-    writer.number((*devices).into()).number(*device_path as u64).number(*flag_layout as u64);
+    writer.number((*devices).into()).number(*device_path as u64).number(*device_waits as u64);
+    writer.number(*flag_layout as u64);
     let CostModel { network, local, reduce, window_sync, window_per_byte } = *model;
     for LinkCost { latency, overhead, per_byte } in [network, local] {
         [latency, overhead, per_byte].iter().for_each(|cost| _ = writer.number(cost.to_bits()));
@@ -168,6 +179,7 @@ fn read_settings(reader: &mut Reader<'_>) -> Option<SharedSettings> {
     let sockets = crate::config::sockets(reader.size()?)?;
     let devices = reader.number()? != 0;
     let device_path = DevicePath::from_number(reader.number()?.try_into().ok()?)?;
+    let device_waits = DeviceWaits::from_number(reader.number()?.try_into().ok()?)?;
     let flag_layout = FlagLayout::from_number(reader.number()?.try_into().ok()?)?;
     let mut cost = || reader.number().map(f64::from_bits);
     let mut link = || Some(LinkCost { latency: cost()?, overhead: cost()?, per_byte: cost()? });
@@ -176,7 +188,18 @@ fn read_settings(reader: &mut Reader<'_>) -> Option<SharedSettings> {
     if model.invalid().is_some() {
         return None;
     }
-    Some(SharedSettings { algorithm, transport, copy_mode, reproducible, sockets, devices, device_path, flag_layout, model })
+    Some(SharedSettings {
+        algorithm,
+        transport,
+        copy_mode,
+        reproducible,
+        sockets,
+        devices,
+        device_path,
+        device_waits,
+        flag_layout,
+        model,
+    })
 }
 
 /// Decodes what a store holds in place of a peer info or the table.
@@ -218,6 +241,7 @@ mod tests {
         settings.algorithm = Some(Algorithm::DoubleTree);
         settings.devices = true;
         settings.device_path = DevicePath::Staged;
+        settings.device_waits = DeviceWaits::Host;
         settings.flag_layout = FlagLayout::Hierarchy;
         settings.model.local.per_byte = 0.125;
         let members = PeerTable::Members { peers: vec![sample(0), sample(1)], settings };

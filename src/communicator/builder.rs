@@ -13,7 +13,7 @@ use crate::bootstrap::store::tcp::TcpStore;
 use crate::bootstrap::store::{self, Store, StoreUrl, masked};
 use crate::bootstrap::{self, Connected, Start};
 use crate::config::{
-    self, CopyMode, DevicePath, FOREVER, FlagLayout, Settings, SharedSettings, TlsFiles, Transport, process_env,
+    self, CopyMode, DevicePath, DeviceWaits, FOREVER, FlagLayout, Settings, SharedSettings, TlsFiles, Transport, process_env,
 };
 use crate::error::{Error, Result};
 use crate::exec::Core;
@@ -60,6 +60,7 @@ pub struct Builder {
     sockets: Option<usize>,
     devices: Option<bool>,
     device_path: Option<DevicePath>,
+    device_waits: Option<DeviceWaits>,
     model: Option<CostModel>,
     timeout: Option<Duration>,
     start_timeout: Option<Duration>,
@@ -75,8 +76,8 @@ pub struct Builder {
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Builder { rank, world_size, store, store_object, store_is_served, job, secret, secret_file, .. } = self;
-        let Builder { algorithm, transport, copy_mode, flag_layout, reproducible, sockets, devices, device_path, model, .. } =
-            self;
+        let Builder { algorithm, transport, copy_mode, flag_layout, reproducible, sockets, model, .. } = self;
+        let Builder { devices, device_path, device_waits, .. } = self;
         let Builder { timeout, start_timeout, host, interface, insecure, trace_dir, trace_signal, tls, .. } = self;
         f.debug_struct("Builder")
             .field("rank", rank)
@@ -95,6 +96,7 @@ impl fmt::Debug for Builder {
             .field("sockets", sockets)
             .field("devices", devices)
             .field("device_path", device_path)
+            .field("device_waits", device_waits)
             .field("cost_model", model)
             .field("timeout", timeout)
             .field("start_timeout", start_timeout)
@@ -228,6 +230,12 @@ impl Builder {
         self
     }
 
+    /// Sets where ranks with GPUs of their own wait for each other. Rank 0's value applies to all ranks.
+    pub fn device_waits(mut self, waits: DeviceWaits) -> Self {
+        self.device_waits = Some(waits);
+        self
+    }
+
     /// Sets the costs with which algorithms are compared, each finite and at least 0. Rank 0's
     /// value applies to all ranks.
     pub fn cost_model(mut self, model: CostModel) -> Self {
@@ -329,8 +337,18 @@ impl Builder {
     /// The settings: the options, otherwise the environment variables.
     fn settings(&self) -> Result<Settings> {
         let mut settings = Settings::from_env(&process_env)?;
-        let SharedSettings { algorithm, transport, copy_mode, reproducible, sockets, devices, device_path, flag_layout, model } =
-            &mut settings.shared;
+        let SharedSettings {
+            algorithm,
+            transport,
+            copy_mode,
+            reproducible,
+            sockets,
+            devices,
+            device_path,
+            device_waits,
+            flag_layout,
+            model,
+        } = &mut settings.shared;
         *algorithm = self.algorithm.or(*algorithm);
         *transport = self.transport.unwrap_or(*transport);
         *copy_mode = self.copy_mode.unwrap_or(*copy_mode);
@@ -338,6 +356,7 @@ impl Builder {
         *reproducible = self.reproducible.unwrap_or(*reproducible);
         *devices = self.devices.unwrap_or(*devices);
         *device_path = self.device_path.unwrap_or(*device_path);
+        *device_waits = self.device_waits.unwrap_or(*device_waits);
         *model = self.model.unwrap_or(*model);
         if let Some((cost, value)) = model.invalid() {
             return Err(Error::setting("cost_model", format!("{cost}: {value}"), "finite costs of at least 0"));

@@ -189,8 +189,13 @@ pub(crate) trait Device: Send + Sync {
     unsafe fn scale(&self, stream: StreamId, scaling: &Scaling) -> Result<()>;
 
     /// Has the stream do the moves that a [`Moves`](super::moves::Moves) at this address in pinned
-    /// memory has when the stream comes to it. `most` has the most bytes of a target.
-    unsafe fn run_moves(&self, stream: StreamId, kernel: (DType, ReduceOp), moves: Address, most: u64) -> Result<()>;
+    /// memory has when the stream comes to it. `most` has the most bytes of a target. If the kernel may
+    /// meet others (`meets`), it leaves room on the device for other kernels.
+    unsafe fn run_moves(&self, stream: StreamId, kernel: (DType, ReduceOp), moves: Address, most: u64, meets: bool)
+    -> Result<()>;
+
+    /// Whether the device ends kernels that run for some seconds, because it has a display.
+    fn limits_kernels(&self) -> bool;
 
     /// Loads what later calls with this type and reduction need. It may wait for all streams of the
     /// device.

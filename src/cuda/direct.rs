@@ -6,7 +6,8 @@
 //!
 //! An all-reduce is two-shot in one step: each leader reduces its chunk of all buffers and writes
 //! the result to all buffers. So every byte of a buffer is read once and written once, and no two
-//! kernels access the same byte, also in place.
+//! kernels access the same byte, also in place. A short one on several GPUs is one-shot: each rank
+//! copies what it sends to a slot, and reduces the slots of all ranks for itself.
 
 use super::device::Address;
 use super::moves::Move;
@@ -58,6 +59,9 @@ impl Plan<'_> {
         let all = |buffer, block: usize, start: usize| -> Vec<Address> {
             (0..world).map(|rank| at(rank, buffer, block) + (start * size) as u64).collect()
         };
+        // The kernels of several GPUs begin with the memory of different ranks.
+        let is_only = self.leaders.iter().all(|&other| other == leader);
+        let reduction = |one: Move| if is_only { one } else { one.beginning_with(leader) };
         let mut moves: Vec<Move> = match op {
             Op::AllReduce | Op::Reduce => {
                 // Each leader has a chunk.
@@ -66,12 +70,12 @@ impl Plan<'_> {
                 let (start, count) = slice(len(0), size, every.len(), index);
                 let targets = all(Buffer::Recv, 0, start);
                 let targets = if op == Op::Reduce { &targets[root..root + 1] } else { &targets };
-                vec![Move::new(&all(Buffer::Send, 0, start), targets, count, world as u32)]
+                vec![reduction(Move::new(&all(Buffer::Send, 0, start), targets, count, world as u32))]
             }
             Op::ReduceScatter | Op::ReduceScatterV => {
                 let reduce =
                     |rank| Move::new(&all(Buffer::Send, rank, 0), &[at(rank, Buffer::Recv, rank)], len(rank), world as u32);
-                ranks().map(reduce).collect()
+                ranks().map(reduce).map(reduction).collect()
             }
             Op::Broadcast => ranks().map(|rank| copy(at(root, Buffer::Send, 0), at(rank, Buffer::Recv, 0), 0)).collect(),
             Op::Scatter => ranks().map(|rank| copy(at(root, Buffer::Send, rank), at(rank, Buffer::Recv, rank), rank)).collect(),
@@ -92,10 +96,18 @@ impl Plan<'_> {
         moves
     }
 
-    /// The most moves of a kernel.
+    /// The most moves of a kernel that is not one-shot.
     pub(crate) fn most_moves(world: usize, leaders: &[Rank], leader: Rank) -> usize {
         world * leaders.iter().filter(|&&of| of == leader).count()
     }
+}
+
+/// Returns the moves of a one-shot all-reduce of one rank: what it sends to its slot, and then the
+/// reduction of all slots. `slots` has where they are, as this rank reaches them. The kernels of all ranks
+/// meet after the first move.
+pub(crate) fn one_shot(rank: Rank, slots: &[Address], (send, recv): (Address, Address), count: usize) -> [Move; 2] {
+    let reduction = Move::new(slots, &[recv], count, slots.len() as u32);
+    [Move::new(&[send], &[slots[rank]], count, 1), reduction.beginning_with(rank)]
 }
 
 /// Returns all ranks, beginning with this one, so that not all read from the same rank at once.

@@ -11,6 +11,7 @@ pub(crate) mod imports;
 #[cfg(feature = "cuda")]
 mod kernels;
 pub(crate) mod lanes;
+pub(crate) mod meeting;
 pub(crate) mod moves;
 #[cfg(feature = "cuda")]
 mod nvidia;

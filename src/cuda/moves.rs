@@ -4,6 +4,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::device::{Address, MOST_PARTS};
+use super::meeting::Meeting;
+use crate::types::Rank;
 
 /// One reduction, which is a copy if there is one source. As in `cuda-kernels/reduce.cu`.
 #[repr(C)]
@@ -17,7 +19,8 @@ pub(crate) struct Move {
     target_count: u32,
     /// The divisor of an average; other reductions ignore it.
     pub(crate) divisor: u32,
-    unused: u32,
+    /// The source that is read first.
+    first: u32,
 }
 
 const _: () = assert!(size_of::<Move>() == 280);
@@ -40,8 +43,14 @@ impl Move {
             source_count: sources.len() as u32,
             target_count: targets.len() as u32,
             divisor,
-            unused: 0,
+            first: 0,
         }
+    }
+
+    /// The same, but this source is read first, and those before it last. They are combined in the same
+    /// order. So the kernels of several devices do not all read from the same one at once.
+    pub(crate) fn beginning_with(self, first: usize) -> Move {
+        Move { first: (first % self.source_count as usize) as u32, ..self }
     }
 
     pub(crate) fn sources(&self) -> &[Address] {
@@ -53,11 +62,30 @@ impl Move {
     }
 }
 
-/// Moves in pinned memory: their number, and then each.
+/// What a kernel is to do.
+pub(crate) struct Orders {
+    pub(crate) moves: Vec<Move>,
+    /// How many of them come before the kernel meets those of other ranks.
+    pub(crate) before: usize,
+    pub(crate) meeting: Meeting,
+}
+
+impl Orders {
+    /// Moves without a meeting.
+    pub(crate) fn of(moves: Vec<Move>) -> Orders {
+        Orders { moves, before: 0, meeting: Meeting::none() }
+    }
+}
+
+/// Orders in pinned memory: what is here, and then each move.
 #[repr(C)]
 pub(crate) struct Moves {
     count: AtomicU64,
+    before: u64,
+    meeting: Meeting,
 }
+
+const _: () = assert!(size_of::<Moves>() == 184);
 
 impl Moves {
     /// Bytes for `most` moves.
@@ -70,14 +98,20 @@ impl Moves {
     /// # Safety
     ///
     /// `at` is memory for as many moves, aligned to words, and no kernel reads it.
-    pub(crate) unsafe fn write(at: *mut u8, moves: &[Move]) {
+    pub(crate) unsafe fn write(at: *mut u8, orders: Orders) {
+        let Orders { moves, before, meeting } = orders;
         let list = at.wrapping_add(size_of::<Moves>()).cast::<Move>();
         for (i, one) in moves.iter().enumerate() {
             // SAFETY: there is room for it.
             unsafe { list.wrapping_add(i).write(*one) };
         }
-        // SAFETY: the number is at the beginning.
-        unsafe { (*at.cast::<Moves>()).count.store(moves.len() as u64, Ordering::Release) };
+        let header = at.cast::<Moves>();
+        // SAFETY: the header is at the beginning, and no kernel reads it yet.
+        unsafe {
+            (&raw mut (*header).before).write(before as u64);
+            (&raw mut (*header).meeting).write(meeting);
+            (*header).count.store(moves.len() as u64, Ordering::Release);
+        }
     }
 
     /// Takes back what a kernel has not read yet.
@@ -86,23 +120,39 @@ impl Moves {
     ///
     /// `at` is memory for moves.
     pub(crate) unsafe fn take_back(at: *mut u8) {
-        // SAFETY: the number is at the beginning. Each block of a kernel reads it once, so a block moves
-        // all or nothing.
-        unsafe { (*at.cast::<Moves>()).count.store(0, Ordering::Release) };
+        // SAFETY: the header is at the beginning, and all zeros is one. Each block of a kernel reads the
+        // number once, so a block moves all or nothing, or stops where it meets other kernels.
+        let header = unsafe { &*at.cast::<Moves>() };
+        header.count.store(0, Ordering::Release);
+        header.meeting.call_off();
     }
 
-    /// Reads what a kernel of a fake device is to move.
+    /// The rank for which a kernel has waited in vain.
     ///
     /// # Safety
     ///
     /// `at` is memory that was written by [`Moves::write`].
+    pub(crate) unsafe fn missing(at: *const u8) -> Option<Rank> {
+        // SAFETY: as promised by the caller.
+        unsafe { (*at.cast::<Moves>()).meeting.missing() }
+    }
+
+    /// Reads what a kernel of a fake device is to do: the moves before the meeting, it, and those after
+    /// it.
+    ///
+    /// # Safety
+    ///
+    /// `at` is memory that was written by [`Moves::write`], and stays as long as the meeting is used.
     #[cfg(test)]
-    pub(crate) unsafe fn read(at: *const u8) -> Vec<Move> {
+    pub(crate) unsafe fn read<'a>(at: *const u8) -> (Vec<Move>, &'a Meeting, Vec<Move>) {
         // SAFETY: as promised by the caller.
         unsafe {
-            let count = (*at.cast::<Moves>()).count.load(Ordering::Acquire) as usize;
+            let header = &*at.cast::<Moves>();
+            let count = header.count.load(Ordering::Acquire) as usize;
             let list = at.wrapping_add(size_of::<Moves>()).cast::<Move>();
-            (0..count).map(|i| list.wrapping_add(i).read()).collect()
+            let mut before: Vec<Move> = (0..count).map(|i| list.wrapping_add(i).read()).collect();
+            let after = before.split_off(count.min(header.before as usize));
+            (before, &header.meeting, after)
         }
     }
 }

@@ -9,7 +9,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use super::device::{Address, Device, DeviceId, Extent, Handle, Memory};
 use super::direct::Place;
 use super::imports::Import;
+use super::meeting::{FLAGS, Meeting};
 use super::shared::shared;
 use crate::types::{Descriptor, Rank};
 use crate::wire::Reader;
@@ -228,8 +229,18 @@ pub(crate) struct Peers {
     pub(crate) area_len: usize,
     /// Each rank's area, as this leader reaches it.
     areas: Vec<(Address, Option<Arc<Import>>)>,
+    /// Whether kernels wait for those of other ranks. Then each rank has a GPU of its own.
+    meets: bool,
+    /// The number of the next meeting.
+    next_meeting: AtomicU32,
     state: Mutex<State>,
 }
+
+/// The largest all-reduce, in bytes, that is one-shot where kernels meet.
+pub(crate) const ONE_SHOT: usize = 256 << 10;
+
+/// Bytes behind each area: the slot of one-shot all-reduces, and the flags by which kernels meet.
+pub(crate) const BEHIND_AREA: usize = ONE_SHOT + FLAGS;
 
 #[derive(Default)]
 struct State {
@@ -312,13 +323,35 @@ impl Peers {
         records: &[Record],
         (area, area_len): (Memory, usize),
         areas: Vec<(Address, Option<Arc<Import>>)>,
+        meets: bool,
     ) -> Peers {
         let leaders = leaders(&records.iter().map(|record| record.device).collect::<Vec<_>>());
         let processes = records.iter().map(|record| record.process).collect();
         let is_one_device = leaders.iter().all(|&leader| leader == 0);
         let state = Mutex::new(State { opened: vec![Progress::Through(0); records.len()], ..State::default() });
         let (area, is_abandoned) = (ManuallyDrop::new(area), AtomicBool::new(false));
-        Peers { rank, leaders, processes, is_one_device, area, is_abandoned, area_len, areas, state }
+        let next_meeting = AtomicU32::new(0);
+        Peers { rank, leaders, processes, is_one_device, area, is_abandoned, area_len, areas, meets, next_meeting, state }
+    }
+
+    /// Whether the kernels of the ranks wait for each other, and not the ranks on the host.
+    pub(crate) fn meets(&self) -> bool {
+        self.meets
+    }
+
+    /// The next meeting of the ranks' kernels, which wait at most for `limit`.
+    pub(crate) fn meeting(&self, limit: Duration) -> Meeting {
+        let number = self.next_meeting.fetch_add(1, Ordering::Relaxed);
+        Meeting::new(number, self.rank, &self.behind_areas(ONE_SHOT), limit)
+    }
+
+    /// The slots of all ranks, for a one-shot all-reduce.
+    pub(crate) fn slots(&self) -> Vec<Address> {
+        self.behind_areas(0)
+    }
+
+    fn behind_areas(&self, offset: usize) -> Vec<Address> {
+        self.areas.iter().map(|(area, _)| area + (self.area_len + offset) as Address).collect()
     }
 
     /// The address of a round's segment in this rank's area, for this rank.

@@ -12,7 +12,7 @@ use crate::buffer::RawSliceMut;
 use crate::cuda::device::{Address, Device, Event, StreamId};
 use crate::cuda::held::Hold;
 use crate::cuda::lanes::Lane;
-use crate::cuda::moves::{Move, Moves};
+use crate::cuda::moves::{Moves, Orders};
 use crate::cuda::peers::{Peers, Said};
 use crate::cuda::pinned::PinnedBuffer;
 use crate::cuda::rounds::Cut;
@@ -20,6 +20,7 @@ use crate::cuda::shared::shared;
 use crate::cuda::words::Words;
 use crate::error::{Error, Result};
 use crate::sys::Region;
+use crate::types::Rank;
 
 /// A call on a device or in a stream. All of its work is enqueued when it is called. The host then
 /// runs it by reading and writing memory.
@@ -91,6 +92,8 @@ pub(super) enum Path {
     Staged { cut: Cut, area: Arc<HostArea> },
     /// In rounds, where the buffers are or through areas on the device.
     Direct { cut: Cut, peers: Arc<Peers>, said: Box<Said> },
+    /// By one kernel, which reads what all ranks send, where their kernels have put it.
+    OneShot { peers: Arc<Peers> },
     /// As a whole through host memory that the host copies, because streams cannot wait for it.
     Copied { memory: Arc<Region>, send: Option<usize>, recv: Option<usize>, lane: Arc<Lane>, to: RawSliceMut },
 }
@@ -266,18 +269,24 @@ impl Gate {
         self.words.as_ref().expect("the words are the gate's as long as it lives")
     }
 
-    /// Tells the stream's kernel what to move in a round. Returns false if the stream has been let
+    /// Tells the stream's kernel what to do in a round. Returns false if the stream has been let
     /// go: then nothing moves.
-    pub(super) fn go(&self, round: u32, moves: &[Move]) -> bool {
+    pub(super) fn go(&self, round: u32, orders: Orders) -> bool {
         let is_released = self.is_released.lock();
         if !*is_released {
             let memory = self.moves.as_ref().expect("a call with kernels has memory for moves");
             // SAFETY: there is room for the most moves of the call. The kernel of an earlier round
             // is done, and that of this one waits for the word.
-            unsafe { Moves::write(memory.at(0), moves) };
+            unsafe { Moves::write(memory.at(0), orders) };
             self.words().go(round);
         }
         !*is_released
+    }
+
+    /// The rank for which the last kernel has waited in vain. To be called when it is done.
+    pub(super) fn missing(&self) -> Option<Rank> {
+        // SAFETY: it is memory for moves, which `go` has written.
+        self.moves.as_ref().and_then(|memory| unsafe { Moves::missing(memory.at(0)) })
     }
 
     /// The stream has left: it is not held back any more.

@@ -82,12 +82,12 @@ fn communicator(recording: &Recording, timeline: &Timeline) -> String {
         .failure
         .get()
         .map_or("null".to_owned(), |(text, culprit)| format!("{{\"text\": {}, \"rank\": {}}}", Text(text), Maybe(*culprit)));
-    let DeviceStats { whole, staged, in_place, through_areas, copied } = recording.counters.device();
+    let DeviceStats { whole, staged, in_place, through_areas, one_shot, copied } = recording.counters.device();
     let _ = write!(
         json,
         "{{\"id\": \"{:016x}\", \"rank\": {}, \"ranks\": {:?}, \"begun\": {}, \"failure\": {failure},\n\
          \"devices\": {{\"whole\": {whole}, \"staged\": {staged}, \"in_place\": {in_place}, \"through_areas\": {through_areas}, \
-         \"copied\": {copied}}},\n\"operations\": [{operations}]}}",
+         \"one_shot\": {one_shot}, \"copied\": {copied}}},\n\"operations\": [{operations}]}}",
         recording.comm_id,
         recording.rank,
         &*recording.members,

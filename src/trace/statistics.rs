@@ -24,6 +24,8 @@ pub struct DeviceStats {
     pub in_place: u64,
     /// By kernels, with data of at least one rank in its area on the device.
     pub through_areas: u64,
+    /// By one kernel of each rank, which reads what the kernels of all ranks have put in place for it.
+    pub one_shot: u64,
     /// As a whole through host memory, copied while the call waits, because streams cannot wait for
     /// the host.
     pub copied: u64,
@@ -36,11 +38,12 @@ pub(crate) enum PathTaken {
     Staged,
     InPlace,
     ThroughAreas,
+    OneShot,
     Copied,
 }
 
 #[derive(Default)]
-pub(crate) struct Counters([AtomicU64; 5]);
+pub(crate) struct Counters([AtomicU64; 6]);
 
 impl Counters {
     pub(crate) fn count(&self, path: PathTaken) {
@@ -54,6 +57,7 @@ impl Counters {
             staged: of(PathTaken::Staged),
             in_place: of(PathTaken::InPlace),
             through_areas: of(PathTaken::ThroughAreas),
+            one_shot: of(PathTaken::OneShot),
             copied: of(PathTaken::Copied),
         }
     }

@@ -42,12 +42,12 @@ static void counts_of_paths(void) {
   OK(kolo_comm_stats(comm, &stats));
   CHECK(stats.size == sizeof stats);
   CHECK(stats.device_whole == 0 && stats.device_staged == 0 && stats.device_copied == 0);
-  CHECK(stats.device_in_place == 0 && stats.device_through_areas == 0);
+  CHECK(stats.device_in_place == 0 && stats.device_through_areas == 0 && stats.device_one_shot == 0);
   /* The struct of a later header. */
   memset(&longer, 0xaa, sizeof longer);
   longer.stats.size = sizeof longer;
   OK(kolo_comm_stats(comm, &longer.stats));
-  CHECK(longer.stats.device_copied == 0 && longer.bytes[sizeof stats] == 0xaa);
+  CHECK(longer.stats.device_one_shot == 0 && longer.bytes[sizeof stats] == 0xaa);
 }
 
 static void wrong_arguments(void) {

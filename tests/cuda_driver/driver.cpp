@@ -24,6 +24,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
@@ -46,6 +47,8 @@
 #include "../../cuda-kernels/host.h"
 
 #include "../../cuda-kernels/elements.cu"
+
+#include "../../cuda-kernels/meeting.cu"
 
 #include "../../cuda-kernels/reduce.cu"
 
@@ -482,22 +485,41 @@ void run_scaling(const Function *function, ScaleParameter parameter) {
     }
 }
 
-void run_reduction(const Function *function, const Parameter &parameter) {
-    std::vector<Move> moves;
-    if (parameter.moves) {
-        const auto *list = reinterpret_cast<const u64 *>(resolve(parameter.moves, sizeof(u64)));
-        if (!list) {
-            return;
+u32 seen(const u32 *word) { return reinterpret_cast<const std::atomic<u32> *>(word)->load(); }
+
+void show(u32 *word, u32 value) { reinterpret_cast<std::atomic<u32> *>(word)->store(value); }
+
+// Whether the kernels of all ranks come to a point. As begin_meeting and end_meeting of meeting.cu, for
+// a kernel that is one block.
+bool meet(Meeting *meeting, u32 value) {
+    const auto began = std::chrono::steady_clock::now();
+    for (u32 rank = 0; rank < meeting->ranks; rank++) {
+        auto *theirs = reinterpret_cast<u32 *>(resolve(meeting->theirs[rank], sizeof(u32)));
+        if (!theirs) {
+            return false;
         }
-        const u64 count = *reinterpret_cast<const volatile u64 *>(list);
-        if (!resolve(parameter.moves, sizeof(u64) + count * sizeof(Move))) {
-            return;
-        }
-        const auto *first = reinterpret_cast<const Move *>(list + 1);
-        moves.assign(first, first + count);
-    } else {
-        moves.push_back(parameter.only);
+        show(theirs, value);
     }
+    for (u32 rank = 0; rank < meeting->ranks; rank++) {
+        const auto *own = reinterpret_cast<const u32 *>(resolve(meeting->own + rank * FLAG, sizeof(u32)));
+        if (!own) {
+            return false;
+        }
+        while (int(seen(own) - value) < 0) {
+            if (seen(&meeting->is_off)) {
+                return false;
+            }
+            if (std::chrono::steady_clock::now() - began > std::chrono::nanoseconds(meeting->limit)) {
+                show(&meeting->missing, 1 + rank);
+                return false;
+            }
+            std::this_thread::yield();
+        }
+    }
+    return true;
+}
+
+void run_moves(const Function *function, std::vector<Move> moves) {
     for (Move &move : moves) {
         bool is_there = move.count > 0;
         for (u32 i = 0; i < move.source_count && is_there; i++) {
@@ -509,6 +531,32 @@ void run_reduction(const Function *function, const Parameter &parameter) {
         if (is_there) {
             kolo_host_place(0, 1, 0, 1);
             function->reduce(Parameter{move, nullptr});
+        }
+    }
+}
+
+void run_reduction(const Function *function, const Parameter &parameter) {
+    if (!parameter.moves) {
+        run_moves(function, {parameter.only});
+        return;
+    }
+    auto *header = reinterpret_cast<Moves *>(resolve(parameter.moves, sizeof(Moves)));
+    if (!header) {
+        return;
+    }
+    const u64 count = *const_cast<volatile u64 *>(&header->count);
+    if (!resolve(parameter.moves, sizeof(Moves) + count * sizeof(Move))) {
+        return;
+    }
+    Meeting *meeting = &header->meeting;
+    const bool meets = meeting->ranks > 0 && !seen(&meeting->is_off);
+    const auto *list = reinterpret_cast<const Move *>(header + 1);
+    const Move *middle = list + (meets ? std::min(count, header->before) : 0);
+    run_moves(function, std::vector<Move>(list, middle));
+    if (!meets || meet(meeting, meeting->value)) {
+        run_moves(function, std::vector<Move>(middle, list + count));
+        if (meets) {
+            meet(meeting, meeting->value + 1);
         }
     }
 }

@@ -227,6 +227,7 @@ kolo_comm_stats_t ProcessGroupKolo::stats() const {
       sum.device_in_place += stats.device_in_place;
       sum.device_through_areas += stats.device_through_areas;
       sum.device_copied += stats.device_copied;
+      sum.device_one_shot += stats.device_one_shot;
     }
   }
   return sum;

@@ -38,6 +38,7 @@ py::dict stats(const ProcessGroupKolo& group) {
   device["staged"] = stats.device_staged;
   device["in_place"] = stats.device_in_place;
   device["through_areas"] = stats.device_through_areas;
+  device["one_shot"] = stats.device_one_shot;
   device["copied"] = stats.device_copied;
   all["device"] = device;
   return all;

@@ -954,7 +954,7 @@ def profiles(group):
 def no_path_on_devices_is_counted_for_host_memory(group):
     import torch_kolo
 
-    none = {"device": dict.fromkeys(["whole", "staged", "in_place", "through_areas", "copied"], 0)}
+    none = {"device": dict.fromkeys(["whole", "staged", "in_place", "through_areas", "one_shot", "copied"], 0)}
     rank, world = dist.get_rank(), dist.get_world_size()
     dist.all_reduce(torch.ones(300_001), group=group)
     if rank < 2:

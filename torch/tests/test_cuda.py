@@ -33,7 +33,7 @@ CASES = [(2, "direct"), (4, "direct"), (2, "staged"), (2, "host")]
 
 # The paths of kolo's operations in each of these, as torch_kolo.stats() names them: those of large
 # ones, and that of small ones and messages. torch_kolo's own copies are no operation on a device.
-COUNTED = {"direct": {"in_place", "through_areas", "whole"}, "staged": {"staged", "whole"}, "host": set()}
+COUNTED = {"direct": {"in_place", "through_areas", "one_shot", "whole"}, "staged": {"staged", "whole"}, "host": set()}
 
 
 def device_of(rank):

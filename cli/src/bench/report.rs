@@ -97,8 +97,8 @@ impl Report {
 
     /// Takes the paths of all operations so far.
     pub(crate) fn count_paths(&mut self, comm: &Communicator) {
-        let kolo::DeviceStats { in_place, through_areas, staged, whole, copied, .. } = comm.stats().device;
-        self.devices = Devices { in_place, through_areas, staged, whole, copied };
+        let kolo::DeviceStats { in_place, through_areas, one_shot, staged, whole, copied, .. } = comm.stats().device;
+        self.devices = Devices { in_place, through_areas, one_shot, staged, whole, copied };
     }
 }
 

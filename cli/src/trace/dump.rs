@@ -55,6 +55,7 @@ pub(crate) struct Communicator {
 pub(crate) struct Devices {
     pub(crate) in_place: u64,
     pub(crate) through_areas: u64,
+    pub(crate) one_shot: u64,
     pub(crate) staged: u64,
     pub(crate) whole: u64,
     pub(crate) copied: u64,
@@ -175,9 +176,15 @@ impl Devices {
 /// Names the paths that were taken.
 impl std::fmt::Display for Devices {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Devices { in_place, through_areas, staged, whole, copied } = *self;
-        let paths =
-            [(in_place, "in place"), (through_areas, "through areas"), (staged, "staged"), (whole, "whole"), (copied, "copied")];
+        let Devices { in_place, through_areas, one_shot, staged, whole, copied } = *self;
+        let paths = [
+            (in_place, "in place"),
+            (through_areas, "through areas"),
+            (one_shot, "one-shot"),
+            (staged, "staged"),
+            (whole, "whole"),
+            (copied, "copied"),
+        ];
         let taken: Vec<String> =
             paths.into_iter().filter(|(count, _)| *count > 0).map(|(count, path)| format!("{count} {path}")).collect();
         f.write_str(&taken.join(", "))
@@ -222,9 +229,10 @@ mod tests {
         };
         assert!(devices("").are_unused());
         let all = devices(
-            ", \"devices\": {\"whole\": 1, \"staged\": 2, \"in_place\": 3, \"through_areas\": 4, \"copied\": 5, \"new\": 6}",
+            ", \"devices\": {\"whole\": 1, \"staged\": 2, \"in_place\": 3, \"through_areas\": 4, \"copied\": 5, \
+             \"one_shot\": 6, \"new\": 7}",
         );
-        assert_eq!(all.to_string(), "3 in place, 4 through areas, 2 staged, 1 whole, 5 copied");
+        assert_eq!(all.to_string(), "3 in place, 4 through areas, 6 one-shot, 2 staged, 1 whole, 5 copied");
         let some = devices(", \"devices\": {\"whole\": 0, \"staged\": 7}");
         assert!(!some.are_unused());
         assert_eq!(some.to_string(), "7 staged");

@@ -27,8 +27,8 @@ pub(crate) struct FakeGpu {
     lent: Mutex<HashMap<u64, (Arc<Physical>, DeviceId)>>,
     next: AtomicU64,
     random: AtomicU64,
-    /// Held while a kernel runs.
-    pub(super) slice: Mutex<()>,
+    /// By device. Held while a kernel runs. Never freed.
+    slices: Mutex<HashMap<DeviceId, &'static Mutex<()>>>,
 }
 
 /// Memory, which lives as long as it is mapped anywhere.
@@ -85,12 +85,17 @@ impl Default for FakeGpu {
             lent: Mutex::default(),
             next: AtomicU64::new(1),
             random: AtomicU64::new(1),
-            slice: Mutex::default(),
+            slices: Mutex::default(),
         }
     }
 }
 
 impl FakeGpu {
+    /// What a kernel on a device holds while it runs.
+    pub(super) fn slice(&self, device: DeviceId) -> &'static Mutex<()> {
+        self.slices.lock().entry(device).or_insert_with(|| Box::leak(Box::default()))
+    }
+
     /// Returns the host address of device memory, or why there is none.
     pub(super) fn resolve(&self, opened: &Reach, address: Address, len: usize) -> Result<*mut u8, String> {
         if address & OF_DEVICE == 0 {

@@ -6,7 +6,7 @@
 //! - A process has a lock for its driver calls ([`lock`]). Calls that free memory, unpin it, map it,
 //!   close another process's memory, make or destroy streams and events, or load a kernel take it
 //!   alone and wait for all streams of the process.
-//! - Kernels of two processes never run at once.
+//! - Kernels of two processes never run at once on a device.
 //! - An access to memory that is not there is an error that stays: all later calls fail, and the
 //!   work of all streams is lost.
 //! - What a device writes to another one may be lost, although they report that they reach each
@@ -40,7 +40,7 @@ use self::memory::{OF_DEVICE, Reach};
 use self::stream::{Mark, Recorded, Streams};
 use super::device::{Address, Device, DeviceId, Driver, EventId, Extension, Extent, Handle, Reduction, Scaling, StreamId};
 use super::held::Held;
-use super::moves::Moves;
+use super::moves::{Move, Moves};
 use crate::error::{Error, Result};
 use crate::reduce::{Kernel, normalise_bools, scale_to};
 use crate::types::{DType, ReduceOp};
@@ -74,6 +74,8 @@ pub(crate) struct FakeDevice {
     /// Whether it can open allocations of peers.
     pub(crate) reaches: AtomicBool,
     pub(crate) has_kernels: AtomicBool,
+    /// Whether kernels that run for long are ended.
+    pub(crate) limits_kernels: AtomicBool,
     /// Whether every call takes a random time.
     pub(crate) is_slow: AtomicBool,
     /// The number of reductions so far that were not moves.
@@ -84,6 +86,8 @@ pub(crate) struct FakeDevice {
     pub(crate) moves: Arc<AtomicUsize>,
     /// The number of kernels that were launched for moves.
     pub(crate) launches: AtomicUsize,
+    /// The number of kernels so far that met those of all other ranks.
+    pub(crate) meetings: Arc<AtomicUsize>,
     /// The number of copies to or from the host so far.
     pub(crate) copies: AtomicUsize,
     /// The number of calls after which one fails; none fails if it is negative.
@@ -132,11 +136,13 @@ impl FakeDevice {
             exports: AtomicBool::new(true),
             reaches: AtomicBool::new(true),
             has_kernels: AtomicBool::new(true),
+            limits_kernels: AtomicBool::new(false),
             is_slow: AtomicBool::new(false),
             reductions: AtomicUsize::new(0),
             scalings: AtomicUsize::new(0),
             moves: Arc::default(),
             launches: AtomicUsize::new(0),
+            meetings: Arc::default(),
             copies: AtomicUsize::new(0),
             fails_after: AtomicI64::new(-1),
             marks_fail: AtomicBool::new(false),
@@ -237,9 +243,9 @@ impl FakeDevice {
         sender
     }
 
-    /// Keeps all kernels on the GPU from running until the result is dropped.
-    pub(crate) fn hold_back_kernels(&self) -> impl Drop {
-        self.gpu.slice.lock()
+    /// Keeps all kernels on the device from running until the result is dropped.
+    pub(crate) fn hold_back_kernels(&self) -> impl Drop + use<> {
+        self.gpu.slice(self.id).lock()
     }
 
     /// Waits until a stream has done all its work.
@@ -470,21 +476,41 @@ impl Device for FakeDevice {
         })
     }
 
-    unsafe fn run_moves(&self, stream: StreamId, (dtype, redop): (DType, ReduceOp), moves: Address, _: u64) -> Result<()> {
+    unsafe fn run_moves(
+        &self,
+        stream: StreamId,
+        (dtype, redop): (DType, ReduceOp),
+        moves: Address,
+        _: u64,
+        may_meet: bool,
+    ) -> Result<()> {
         self.load(Entry::Reduce(dtype, Some(redop)));
         self.launches.fetch_add(1, Ordering::SeqCst);
-        let moved = self.moves.clone();
+        let (moved, met) = (self.moves.clone(), self.meetings.clone());
         self.enqueue(stream, move |access| {
             access.kernel(|| {
-                // SAFETY: the memory is pinned, and the host has written moves there.
-                let moves = unsafe { Moves::read(access.pinned(moves, 8)) };
-                for one in &moves {
-                    let (count, divisor) = (one.count as usize, one.divisor as usize);
-                    reduce(access, (dtype, redop), (one.sources(), one.targets()), count, divisor);
+                // SAFETY: the memory is pinned until the stream has left, and the host has written orders there.
+                let (before, meeting, after) = unsafe { Moves::read(access.pinned(moves, 8)) };
+                let run = |moves: &[Move]| {
+                    for one in moves {
+                        let (count, divisor) = (one.count as usize, one.divisor as usize);
+                        reduce(access, (dtype, redop), (one.sources(), one.targets()), count, divisor);
+                    }
+                    moved.fetch_add(moves.len(), Ordering::SeqCst);
+                };
+                run(&before);
+                let meet = |is_end| !meeting.is_any() || meeting.meet(is_end, |address| access.resolve(address, 4));
+                assert!(may_meet || !meeting.is_any(), "the kernel was launched as one that meets no other");
+                if meet(false) {
+                    run(&after);
+                    met.fetch_add((meet(true) && meeting.is_any()).into(), Ordering::SeqCst);
                 }
-                moved.fetch_add(moves.len(), Ordering::SeqCst);
             });
         })
+    }
+
+    fn limits_kernels(&self) -> bool {
+        self.limits_kernels.load(Ordering::SeqCst)
     }
 
     unsafe fn copy_out(&self, stream: StreamId, from: Address, to: *mut u8, len: usize) -> Result<()> {

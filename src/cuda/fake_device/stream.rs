@@ -136,9 +136,9 @@ impl Access<'_> {
         std::ptr::with_exposed_provenance_mut(at)
     }
 
-    /// Runs a kernel: no kernel of another process runs at the same time.
+    /// Runs a kernel: no other one runs on the device at the same time.
     pub(super) fn kernel(&self, kernel: impl FnOnce()) {
-        let _slice = self.shared.gpu.slice.lock();
+        let _slice = self.shared.gpu.slice(self.shared.opened.device).lock();
         kernel();
     }
 

@@ -187,6 +187,8 @@ struct Gpu {
     /// The compute capability, as major and minor.
     architecture: (u32, u32),
     multiprocessors: u32,
+    /// Whether it ends kernels that run for some seconds.
+    limits_kernels: bool,
     kernels: Mutex<Kernels>,
     /// Handles of allocations by their id: making one takes microseconds.
     handles: Mutex<HashMap<u64, Handle>>,
@@ -276,6 +278,7 @@ impl Gpu {
                 attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
             ),
             multiprocessors: attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            limits_kernels: attribute(CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT)? != 0,
             kernels: Mutex::default(),
             handles: Mutex::default(),
             mapped: Mutex::default(),
@@ -413,14 +416,19 @@ impl Gpu {
         tried
     }
 
-    /// Launches a kernel on a stream. `bytes` are those of the longest target.
+    /// Launches a kernel on a stream.
     ///
     /// # Safety
     ///
     /// The parameter is that of the kernel. The memory that it names is valid until the kernel is done.
-    unsafe fn launch<P: DeviceRepr>(&self, stream: StreamId, kernel: Kernel, mut parameter: P, bytes: u64) -> Result<()> {
+    unsafe fn launch<P: DeviceRepr>(
+        &self,
+        stream: StreamId,
+        kernel: Kernel,
+        mut parameter: P,
+        kernels::Grid { blocks, threads }: kernels::Grid,
+    ) -> Result<()> {
         let entry = self.entry(kernel)?;
-        let kernels::Grid { blocks, threads } = kernels::grid(bytes, self.multiprocessors);
         let mut parameters: [*mut c_void; 1] = [(&raw mut parameter).cast()];
         let none = std::ptr::null_mut();
         // SAFETY: the entry takes one such parameter, which the call copies; the caller vouches for
@@ -598,19 +606,36 @@ impl Device for Gpu {
         let Reduction { dtype, redop, sources, targets, count, divisor } = *reduction;
         let parameter = kernels::Parameter::of(Move::new(sources, targets, count, divisor as u32));
         // SAFETY: the caller vouches for the memory.
-        unsafe { self.launch(stream, Kernel::Reduce(dtype, redop), parameter, (count * dtype.size()) as u64) }
+        let grid = kernels::grid((count * dtype.size()) as u64, self.multiprocessors);
+        // SAFETY: the caller vouches for the memory.
+        unsafe { self.launch(stream, Kernel::Reduce(dtype, redop), parameter, grid) }
     }
 
     unsafe fn scale(&self, stream: StreamId, scaling: &Scaling) -> Result<()> {
         let (from, to) = scaling.dtypes;
         let bytes = (scaling.count * from.size().max(to.size())) as u64;
         // SAFETY: the caller vouches for the memory.
-        unsafe { self.launch(stream, Kernel::Scale(from, to), kernels::ScaleParameter::of(scaling), bytes) }
+        let grid = kernels::grid(bytes, self.multiprocessors);
+        // SAFETY: the caller vouches for the memory.
+        unsafe { self.launch(stream, Kernel::Scale(from, to), kernels::ScaleParameter::of(scaling), grid) }
     }
 
-    unsafe fn run_moves(&self, stream: StreamId, (dtype, redop): (DType, ReduceOp), moves: Address, most: u64) -> Result<()> {
+    unsafe fn run_moves(
+        &self,
+        stream: StreamId,
+        (dtype, redop): (DType, ReduceOp),
+        moves: Address,
+        most: u64,
+        meets: bool,
+    ) -> Result<()> {
+        let grid = kernels::grid(most, self.multiprocessors);
+        let grid = if meets { grid.at_most(kernels::MEETING_BLOCKS) } else { grid };
         // SAFETY: the caller vouches for the memory.
-        unsafe { self.launch(stream, Kernel::Reduce(dtype, redop), kernels::Parameter::at(moves), most) }
+        unsafe { self.launch(stream, Kernel::Reduce(dtype, redop), kernels::Parameter::at(moves), grid) }
+    }
+
+    fn limits_kernels(&self) -> bool {
+        self.limits_kernels
     }
 
     fn prepare(&self, dtype: DType, redop: Option<ReduceOp>) -> Result<()> {

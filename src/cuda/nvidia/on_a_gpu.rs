@@ -10,7 +10,7 @@ use crate::float8::{f8e4m3, f8e5m2};
 
 use super::super::device::{Event, MOST_PARTS, Memory, Pinned, Stream};
 use super::*;
-use crate::cuda::moves::Moves;
+use crate::cuda::moves::{Moves, Orders};
 use crate::cuda::shared::shared;
 use crate::reduce::{Kernel, scale_to, scales};
 use crate::types::mix;
@@ -330,14 +330,14 @@ fn moves_are_told_after_the_launch() {
     let words = shared(&*gpu).words.take(&gpu, 1).unwrap();
     words.enqueue_until_go(&*gpu, stream.id, 0).unwrap();
     // SAFETY: the list stays until the stream has left.
-    unsafe { gpu.run_moves(stream.id, (DType::F32, ReduceOp::Sum), list.address(), 4 * count as u64).unwrap() };
+    unsafe { gpu.run_moves(stream.id, (DType::F32, ReduceOp::Sum), list.address(), 4 * count as u64, false).unwrap() };
     words.enqueue_left(&*gpu, stream.id).unwrap();
     let [one, other, sum] = memories.each_ref().map(|memory| memory.address);
     let half = count / 2;
     let from = |address: Address| address + 4 * half as u64;
     let moves = [Move::new(&[one, other], &[sum], half, 1), Move::new(&[from(one), from(other)], &[from(sum)], count - half, 1)];
     // SAFETY: there is room for two, and the kernel waits.
-    unsafe { Moves::write(list.at(0), &moves) };
+    unsafe { Moves::write(list.at(0), Orders::of(moves.to_vec())) };
     words.go(0);
     until(|| words.has_left());
     let doubled = content.chunks(4).map(|bytes| 2.0 * f32::from_le_bytes(bytes.try_into().unwrap()));

@@ -81,7 +81,7 @@ impl OnDevices<'_> {
     }
 
     /// Whether all ranks agree.
-    pub(super) fn agree(&mut self, yes: bool) -> Result<bool> {
+    pub(in crate::exec) fn agree(&mut self, yes: bool) -> Result<bool> {
         Ok(self.least(yes.into())? != 0)
     }
 

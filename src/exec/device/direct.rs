@@ -1,25 +1,33 @@
 //! Collectives on device memory that leaders' kernels can reach: where the buffers are, or in the
 //! areas of the ranks.
+//!
+//! Ranks wait for each other on the host, before and after the kernels run. Where each rank has a GPU
+//! of its own, the kernels [meet](crate::cuda::meeting) instead, if they use the buffers where they are:
+//! the ranks tell each other of their buffers when they call, so a kernel can begin as soon as its
+//! stream arrives.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::operation::OnDevices;
-use crate::cuda::direct::{Place, Plan};
-use crate::cuda::moves::Move;
+use crate::cuda::device::Address;
+use crate::cuda::direct::{Place, Plan, one_shot};
+use crate::cuda::meeting::Meeting;
+use crate::cuda::moves::{Move, Orders};
 use crate::cuda::peers::{BufferAt, Part, Peers, Record, Said};
 use crate::cuda::rounds::Cut;
 use crate::error::{Cause, Error, Result};
-use crate::exec::lent::Lent;
+use crate::exec::lent::{Gate, Lent};
 use crate::trace::PathTaken;
 use crate::types::DType;
 
 impl OnDevices<'_> {
     /// # Safety
     ///
-    /// As for [`OnDevices::run`]. The stream has arrived in the first round.
+    /// As for [`OnDevices::run`]. The stream has arrived in the first round, unless kernels meet.
     pub(super) unsafe fn direct(&mut self, lent: &Lent, cut: &Cut, peers: &Arc<Peers>, said: &Said) -> Result<()> {
-        // No rank's kernel begins before all streams have arrived and all ranks have said so.
-        let mine = if lent.is_captured() { Part::Replays } else { Part::Direct };
+        // Unless kernels meet, none begins before all streams have arrived and all ranks have said so.
+        let mine = part(lent);
         let records = self.exchange_as(mine, said.clone())?;
         // A replay says what was said at the capture.
         if mine == Part::Direct {
@@ -30,19 +38,23 @@ impl OnDevices<'_> {
         self.path = Some(if is_in_place { PathTaken::InPlace } else { PathTaken::ThroughAreas });
         if is_in_place {
             // All rounds at once, in the first kernel. Those of the other rounds find nothing.
-            self.launch(lent, cut, peers, &records, None)?;
-            self.synchronise()?;
+            let meeting = if peers.meets() { peers.meeting(self.limit()) } else { Meeting::none() };
+            self.launch(lent, cut, peers, &records, None, meeting)?;
+            if !peers.meets() {
+                self.synchronise()?;
+            }
             self.end(lent, cut.rounds - 1);
             return Ok(());
         }
         for round in 0..cut.rounds {
-            if round > 0 {
-                if passes(&records[self.rank]) {
+            let is_first = round == 0 && !peers.meets();
+            if !is_first {
+                if passes(&records[self.rank]) || round == 0 {
                     self.until_arrived(lent, round)?;
                 }
                 self.synchronise()?;
             }
-            self.launch(lent, cut, peers, &records, Some(round))?;
+            self.launch(lent, cut, peers, &records, Some(round), Meeting::none())?;
             // No rank takes its data, or returns, before all kernels have finished.
             self.synchronise()?;
             self.end(lent, round);
@@ -50,8 +62,32 @@ impl OnDevices<'_> {
         Ok(())
     }
 
+    /// # Safety
+    ///
+    /// As for [`OnDevices::run`].
+    pub(super) unsafe fn one_shot(&mut self, lent: &Lent, peers: &Arc<Peers>) -> Result<()> {
+        // Where the other ranks' buffers are does not matter, if they are on their GPUs.
+        self.exchange_as(part(lent), Said::nothing([BufferAt::Device; 2]))?;
+        self.path = Some(PathTaken::OneShot);
+        let call = self.call;
+        let buffers = (call.send.ptr.addr() as Address, call.recv.ptr.addr() as Address);
+        let moves = one_shot(self.rank, &peers.slots(), buffers, call.count).to_vec();
+        self.check_not_cancelled()?;
+        self.go(lent, 0, Orders { moves, before: 1, meeting: peers.meeting(self.limit()) })?;
+        self.end(lent, 0);
+        Ok(())
+    }
+
     /// Has this rank's kernel do its moves, if it has one, and waits for it.
-    fn launch(&self, lent: &Lent, cut: &Cut, peers: &Peers, records: &[Record], round: Option<usize>) -> Result<()> {
+    fn launch(
+        &self,
+        lent: &Lent,
+        cut: &Cut,
+        peers: &Peers,
+        records: &[Record],
+        round: Option<usize>,
+        meeting: Meeting,
+    ) -> Result<()> {
         if !peers.is_leader() {
             return Ok(());
         }
@@ -65,19 +101,43 @@ impl OnDevices<'_> {
         let changes = self.call.dtype == DType::Bool;
         let plan = Plan { cut, leaders: &peers.leaders, round, changes };
         self.check_not_cancelled()?;
-        let moves = plan.moves(self.rank, &places);
-        self.go(lent, round.unwrap_or(0), &moves)?;
+        let moves: Vec<Move> = plan.moves(self.rank, &places);
+        self.go(lent, round.unwrap_or(0), Orders { moves, before: 0, meeting })?;
         if round.is_none() && cut.rounds > 1 {
-            self.go(lent, cut.rounds - 1, &[])?;
+            self.go(lent, cut.rounds - 1, Orders::of(Vec::new()))?;
         }
         Ok(())
     }
 
-    fn go(&self, lent: &Lent, round: usize, moves: &[Move]) -> Result<()> {
+    fn go(&self, lent: &Lent, round: usize, orders: Orders) -> Result<()> {
         let gate = lent.gate().expect("a direct call has words");
-        if !gate.go(round as u32, moves) {
+        if !gate.go(round as u32, orders) {
             return Err(Error::Aborted { op: self.call.op, seq: self.core.next_seq() - 1 });
         }
-        self.shared.until_stream(self.call, lent, Some(self.core.next_seq()), |gate| gate.words().is_done(round as u32))
+        let until = |is_there: fn(&Gate, u32) -> bool| {
+            self.shared.until_stream(self.call, lent, Some(self.core.next_seq()), |gate| is_there(gate, round as u32))
+        };
+        // The deadline of the kernel begins when its stream arrives.
+        until(|gate, _| gate.words().has_arrived(0))?;
+        until(|gate, round| gate.words().is_done(round))?;
+        match gate.missing() {
+            None => Ok(()),
+            Some(rank) => Err(self.failed(rank, Cause::Silent { deadline: self.timeout() })),
+        }
     }
+
+    /// How long a kernel waits for others. The rank that waits on the host for its kernel waits longer, so
+    /// that the kernel can say for whom it has waited.
+    fn limit(&self) -> Duration {
+        self.timeout() / 8 * 7
+    }
+
+    fn timeout(&self) -> Duration {
+        self.call.timeout.unwrap_or(self.shared.info.timeout)
+    }
+}
+
+/// How this rank takes part in a direct call.
+fn part(lent: &Lent) -> Part {
+    if lent.is_captured() { Part::Replays } else { Part::Direct }
 }

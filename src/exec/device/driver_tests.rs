@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::watchdog::Watched;
-use crate::Communicator;
-use crate::cuda::device::{Address, Device, Driver, StreamId};
+use crate::communicator::{Builder, Communicator};
+use crate::cuda::device::{Address, Device, DeviceId, Driver, StreamId};
 use crate::cuda::fake_device::{FakeDevice, FakeGpu, Machine};
 use crate::cuda::shared::shared;
 use crate::error::Result;
@@ -32,7 +32,11 @@ pub(super) struct Seat {
 }
 
 pub(super) fn on_seats(seats: Vec<Seat>, body: impl Fn(Process) + Sync) {
-    let builder = Communicator::builder().devices(true).timeout(Duration::from_secs(60));
+    on_seats_by(Communicator::builder(), seats, body);
+}
+
+pub(super) fn on_seats_by(builder: Builder, seats: Vec<Seat>, body: impl Fn(Process) + Sync) {
+    let builder = builder.devices(true).timeout(Duration::from_secs(60));
     let comms = builder.connect_in_process(seats.len()).unwrap();
     let process = |(rank, (comm, seat)): (Rank, (Communicator, Seat))| {
         let comm = comm.with_driver(seat.machine);
@@ -46,24 +50,38 @@ pub(super) fn on_seats(seats: Vec<Seat>, body: impl Fn(Process) + Sync) {
     });
 }
 
-/// Each rank is a process, and all share a GPU.
+/// Each rank is a process. All share a GPU, and then each has a GPU, so that kernels wait for each other.
 pub(super) fn on_each(world: usize, body: impl Fn(Process) + Sync) {
+    for is_shared in [true, false] {
+        on_seats(seats(world, is_shared), &body);
+    }
+}
+
+/// The GPU that ranks share. It is also that of rank 0, if each has one.
+const SHARED: DeviceId = [7; 16];
+
+/// Processes that share a GPU, or have a GPU each.
+pub(super) fn seats(world: usize, is_shared: bool) -> Vec<Seat> {
     let gpu = Arc::<FakeGpu>::default();
     let seat = |rank: Rank| {
-        let device = Arc::new(FakeDevice::on(&gpu, [7; 16]));
+        let device = Arc::new(FakeDevice::on(&gpu, if is_shared { SHARED } else { SHARED.map(|byte| byte + rank as u8) }));
         Seat { process: rank as u64, machine: Arc::new(Machine(device.clone())), device }
     };
-    on_seats((0..world).map(seat).collect(), body);
+    (0..world).map(seat).collect()
 }
 
 pub(super) const COUNT: usize = 100_000;
 
 impl Process {
     fn call(&self, op: Op, dtype: DType, count: usize, memory: Address) -> Call {
+        self.call_on(self.stream, op, dtype, count, memory)
+    }
+
+    fn call_on(&self, stream: StreamId, op: Op, dtype: DType, count: usize, memory: Address) -> Call {
         let buffer: *mut u8 = std::ptr::without_provenance_mut(memory as usize);
         let raw = Raw { count, redop: Some(ReduceOp::Sum), send: buffer, recv: buffer, ..Raw::new(op, dtype) };
         let mut call = self.comm.exec.prepare(&raw).unwrap();
-        self.comm.exec.lend(&mut call, self.stream).unwrap();
+        self.comm.exec.lend(&mut call, stream).unwrap();
         call
     }
 
@@ -73,7 +91,23 @@ impl Process {
         unsafe { self.comm.exec.run_prepared(&self.call(Op::AllReduce, dtype, COUNT, memory)) }
     }
 
-    fn ones(&self) -> Address {
+    /// Enqueues a sum of f32 in place.
+    pub(super) fn sum(&self, count: usize, memory: Address, timeout: Option<Duration>) -> Result<()> {
+        self.sum_on(self.stream, count, memory, timeout)
+    }
+
+    pub(super) fn sum_on(&self, stream: StreamId, count: usize, memory: Address, timeout: Option<Duration>) -> Result<()> {
+        let call = Call { timeout, ..self.call_on(stream, Op::AllReduce, DType::F32, count, memory) };
+        // SAFETY: the memory is freed when the stream has passed the call.
+        unsafe { self.comm.exec.run_prepared(&call) }
+    }
+
+    /// Whether it launches kernels: the first one of those that share a GPU.
+    pub(super) fn is_leader(&self) -> bool {
+        self.rank == 0 || self.device.id() != SHARED
+    }
+
+    pub(super) fn ones(&self) -> Address {
         let memory = self.device.allocate(4 * COUNT).unwrap();
         self.device.write(self.stream, memory, 1f32.to_le_bytes().repeat(COUNT));
         memory
@@ -201,6 +235,8 @@ fn while_a_stream_is_held_back(driver_call: impl Fn(&FakeDevice) + Sync) {
         let memory = process.ones();
         process.all_reduce(DType::F32, memory).unwrap();
         process.expect(memory, 2.0);
+        is_held.store(false, Ordering::SeqCst);
+        process.comm.barrier().unwrap();
         if process.rank == 0 {
             process.all_reduce(DType::F32, memory).unwrap();
             std::thread::scope(|scope| {
@@ -606,6 +642,7 @@ fn a_peer_does_not_succeed_with_what_a_stream_wrote_that_was_let_go() {
         let is_let_go = AtomicBool::new(false);
         on_each(2, |process| {
             process.device.exports.store(false, Ordering::SeqCst);
+            is_let_go.store(false, Ordering::SeqCst);
             process.warm_up();
             let of_round = |i: usize| if process.rank == 0 { (1 + i / (1 << 19)) as f32 } else { 0.0 };
             let memory = process.device.allocate(4 * LARGE).unwrap();
@@ -733,6 +770,7 @@ fn a_later_call_on_another_stream_goes_on() {
 fn a_rank_that_does_not_call_is_named() {
     let is_over = AtomicBool::new(false);
     on_each(2, |process| {
+        is_over.store(false, Ordering::SeqCst);
         let memory = process.warm_up();
         if process.rank == 0 {
             let call = process.lent(&process.in_place(COUNT, memory, Some(Duration::from_millis(300))), process.stream);

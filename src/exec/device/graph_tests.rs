@@ -14,8 +14,8 @@ use crate::exec::{Call, Raw};
 use crate::trace::DeviceStats;
 use crate::types::{DType, Op, Rank, ReduceOp};
 
-/// A short operation, and a large one of several segments.
-const COUNTS: [usize; 2] = [3, 700_000];
+/// Elements of a short operation, of a large one, and of one of several segments.
+const COUNTS: [usize; 3] = [3, 40_001, 700_000];
 
 /// A call in a graph, with memory of its own.
 struct Captured {
@@ -90,10 +90,14 @@ fn every_collective_on(bed: &Bed, path: Path) {
                 assert!(got == expected, "{:?}, rank {rank} of {world}, {path:?}, replay {replay}", captured.raw);
             }
         }
-        let DeviceStats { whole, staged, in_place, through_areas, copied } = comm.stats().device;
+        let DeviceStats { whole, staged, in_place, through_areas, one_shot, copied } = comm.stats().device;
         let each = (REPLAYS * OPS.len()) as u64;
-        let large = if matches!(path, Path::Areas | Path::Staged) { [each, 0] } else { [0, each] };
-        assert_eq!(([whole, through_areas, copied], [staged, in_place]), ([each, 0, 0], large), "{path:?}");
+        // Of three sizes, the first is short, and in the second an all-reduce is one-shot where kernels meet.
+        let shots = if bed.meets(path) { REPLAYS as u64 } else { 0 };
+        let large = 2 * each - shots;
+        let large = if matches!(path, Path::Areas | Path::Staged) { [large, 0] } else { [0, large] };
+        let counted = ([whole, through_areas, one_shot, copied], [staged, in_place]);
+        assert_eq!(counted, ([each, 0, shots, 0], large), "{path:?}");
         drop(graph);
         comm.barrier().unwrap();
         all.iter().for_each(|captured| captured.free(device));
@@ -113,6 +117,11 @@ fn every_collective_between_processes() {
 #[test]
 fn every_collective_on_two_gpus() {
     [2, 4].into_iter().for_each(|world| every_collective(Path::Peers, world));
+}
+
+#[test]
+fn every_collective_on_a_gpu_for_each_rank() {
+    [2, 3].into_iter().for_each(|world| every_collective(Path::Apart, world));
 }
 
 #[test]

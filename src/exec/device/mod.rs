@@ -23,6 +23,8 @@ mod driver_tests;
 #[cfg(test)]
 mod graph_tests;
 #[cfg(test)]
+mod meeting_tests;
+#[cfg(test)]
 mod memory_tests;
 mod message;
 mod operation;

@@ -23,6 +23,8 @@ pub(super) enum Path {
     Mapped,
     /// The same, on two GPUs that reach each other.
     Peers,
+    /// The same, with a GPU for each rank: kernels wait for each other.
+    Apart,
     /// All-reduces through areas on the device, because buffers are hidden; others through the
     /// host.
     Areas,
@@ -49,8 +51,13 @@ pub(super) struct Bed {
 impl Bed {
     pub(super) fn new(path: Path, world: usize) -> Bed {
         let gpu = Arc::<FakeGpu>::default();
-        let processes = if matches!(path, Path::Imported | Path::Mapped | Path::Areas | Path::Peers) { world } else { 1 };
-        let id = |process: usize| [if path == Path::Peers { 1 + process as u8 % 2 } else { 1 }; 16];
+        let processes = if matches!(path, Path::Same | Path::Staged) { 1 } else { world };
+        let gpus = match path {
+            Path::Peers => 2,
+            Path::Apart => world,
+            _ => 1,
+        };
+        let id = |process: usize| [1 + (process % gpus) as u8; 16];
         let devices: Vec<_> = (0..processes).map(|process| Arc::new(FakeDevice::on(&gpu, id(process)))).collect();
         devices.iter().for_each(|device| device.exports.store(path != Path::Staged, Ordering::SeqCst));
         Bed { world, devices, is_busy: false }
@@ -66,6 +73,16 @@ impl Bed {
 
     fn moves(&self) -> usize {
         self.sum(|device| device.moves.load(Ordering::SeqCst))
+    }
+
+    /// Kernels that have met those of other ranks.
+    fn meetings(&self) -> usize {
+        self.sum(|device| device.meetings.load(Ordering::SeqCst))
+    }
+
+    /// Whether kernels meet: each rank has a GPU.
+    pub(super) fn meets(&self, path: Path) -> bool {
+        path == Path::Apart || path == Path::Peers && self.world == 2
     }
 
     fn imports(&self) -> usize {
@@ -300,12 +317,13 @@ fn every_collective_on(bed: &Bed, path: Path, dtype: DType) {
             assert!(user.run(&raw, &input, None) == expected, "{op} on rank {rank} of {world}, {path:?}");
         }
         // Each path was taken, and no other.
-        let DeviceStats { whole, staged, in_place, through_areas, copied } = comm.stats().device;
+        let DeviceStats { whole, staged, in_place, through_areas, one_shot, copied } = comm.stats().device;
         let is_direct = path != Path::Staged;
-        let took = [whole, staged, in_place, through_areas, copied].map(|operations| operations > 0);
+        let took = [whole, staged, in_place, through_areas, one_shot, copied].map(|operations| operations > 0);
         let may_be_in_place = is_direct && path != Path::Areas;
         // An all-to-all in place passes through areas.
-        assert_eq!(took, [true, !is_direct, may_be_in_place, is_direct, false], "{path:?}: {:?}", comm.stats());
+        let expected = [true, !is_direct, may_be_in_place, is_direct, bed.meets(path), false];
+        assert_eq!(took, expected, "{path:?}: {:?}", comm.stats());
     });
     let direct = bed.moves();
     assert_eq!(direct > 0, path != Path::Staged, "{direct} moves on the device, {path:?}");
@@ -313,8 +331,14 @@ fn every_collective_on(bed: &Bed, path: Path, dtype: DType) {
     assert_eq!(bed.sum(FakeDevice::open), 0, "all that was opened is closed with the communicators");
     // Ranks that share a GPU have one leader.
     let leaders = bed.devices.iter().filter(|device| device.launches.load(Ordering::SeqCst) > 0).count();
-    let gpus = if path == Path::Peers { 2 } else { 1 };
-    assert_eq!(leaders, if path == Path::Staged { 0 } else { gpus });
+    let gpus = match path {
+        Path::Staged => 0,
+        Path::Peers => 2,
+        Path::Apart => world,
+        _ => 1,
+    };
+    assert_eq!(leaders, gpus);
+    assert_eq!(bed.meetings() > 0, bed.meets(path));
     assert_eq!(bed.devices[0].gpu_used(), 0, "all memory was freed");
 }
 
@@ -347,10 +371,17 @@ fn every_collective_on_two_gpus() {
     every_collective(Path::Peers, 4, DType::F32);
 }
 
+#[test]
+fn every_collective_on_a_gpu_for_each_rank() {
+    every_collective(Path::Apart, 2, DType::BF16);
+    every_collective(Path::Apart, 3, DType::F32);
+    every_collective(Path::Apart, 4, DType::F32);
+}
+
 /// No call of another thread that waits for streams keeps an operation from ending.
 #[test]
 fn every_collective_while_the_driver_is_busy() {
-    for path in [Path::Imported, Path::Mapped, Path::Areas] {
+    for path in [Path::Imported, Path::Mapped, Path::Areas, Path::Apart] {
         let bed = Bed { is_busy: true, ..Bed::new(path, 2) };
         every_collective_on(&bed, path, DType::F32);
     }
@@ -528,7 +559,7 @@ fn peer_access_that_loses_writes() {
 /// With any failure of a device at any time all ranks fail, none hangs, and streams continue.
 #[test]
 fn failures_of_the_device() {
-    for path in [Path::Imported, Path::Areas, Path::Staged] {
+    for path in [Path::Imported, Path::Areas, Path::Staged, Path::Apart] {
         for op in [Op::AllReduce, Op::AllToAll, Op::Broadcast] {
             for count in COUNTS {
                 // The calls of an operation, and those of the next one.

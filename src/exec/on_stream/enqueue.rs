@@ -7,7 +7,7 @@ use crate::cuda::device::{Address, Device, Event, Extent, Handle, Reduction, Str
 use crate::cuda::direct::Plan;
 use crate::cuda::lanes::Lane;
 use crate::cuda::moves::Moves;
-use crate::cuda::peers::{BufferAt, HALVES, Peers, Said};
+use crate::cuda::peers::{BufferAt, HALVES, ONE_SHOT, Peers, Said};
 use crate::cuda::rounds::{Buffer, Cut, Row};
 use crate::cuda::shared::shared;
 use crate::error::{ArgumentError, Error, Result};
@@ -139,6 +139,10 @@ impl Executor {
             Mode::Direct(..) if !lent.has_kernels => {
                 let why = "its kernel could not be loaded, although those of earlier calls could".to_owned();
                 Err(Error::Unsupported { what: "a reduction on a device", why })
+            }
+            Mode::Direct(_, peers) if peers.meets() && call.op == Op::AllReduce && call.send.len <= ONE_SHOT => {
+                let moves = Some(shared(&**device).pinned.take(device, Moves::bytes(2))?);
+                Ok(Ready { path: Path::OneShot { peers }, gate: gate(1, moves, None)?, lane })
             }
             Mode::Direct(_, peers) => {
                 let captured = if is_captured { Some(self.open_for_graph(calling, call, lent, &peers)?) } else { None };
@@ -357,8 +361,12 @@ impl Enqueued {
                     }
                     let at = |round: usize| Segment::Device(peers.own_segment(round));
                     let segments = Segments { slots: HALVES, at: Box::new(at) };
-                    let kernel = peers.is_leader().then(|| kernel(call));
+                    let kernel = peers.is_leader().then(|| (kernel(call), peers.meets()));
                     self.give_rounds(call, lent, (cut, rank), passes.then_some(&segments), kernel)?;
+                }
+                (Path::OneShot { peers }, Step::Receive) => {
+                    let cut = call.cut(peers.leaders.len());
+                    self.give_rounds(call, lent, (&cut, rank), None, Some((kernel(call), true)))?;
                 }
             }
         }
@@ -376,7 +384,7 @@ impl Enqueued {
     }
 
     /// Enqueues the rounds of a call. Each copies to a segment and from it, or uses the buffers in
-    /// place; and runs this rank's kernel, if it has one.
+    /// place; and runs this rank's kernel, if it has one, which may meet those of other ranks.
     ///
     /// # Safety
     ///
@@ -387,7 +395,7 @@ impl Enqueued {
         lent: &Lent,
         (cut, rank): (&Cut, Rank),
         segments: Option<&Segments<'_>>,
-        kernel: Option<(DType, ReduceOp)>,
+        kernel: Option<((DType, ReduceOp), bool)>,
     ) -> Result<()> {
         let gate = self.gate.as_ref().expect("rounds have words");
         let (device, stream, words) = (&*lent.device, self.stream, gate.words());
@@ -426,11 +434,11 @@ impl Enqueued {
             bring(round)?;
         }
         for round in 0..cut.rounds {
-            if let (Some(kernel), Some(moves)) = (kernel, gate.moves()) {
+            if let (Some((kernel, meets)), Some(moves)) = (kernel, gate.moves()) {
                 words.enqueue_until_go(device, stream, round as u32)?;
                 // SAFETY: the moves stay until the stream has left. The host tells what every rank
                 // has lent.
-                unsafe { device.run_moves(stream, kernel, moves, call.bytes(cut.world))? };
+                unsafe { device.run_moves(stream, kernel, moves, call.bytes(cut.world), meets)? };
                 words.enqueue_done(device, stream, round as u32)?;
             }
             if segments.is_some() || round + 1 == cut.rounds {

@@ -7,14 +7,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::verify::{VERIFIED, verify};
+use crate::config::DeviceWaits;
 use crate::cuda::device::{Address, Device, Event, Memory};
 use crate::cuda::imports::Import;
-use crate::cuda::peers::{Exported, Peers, Record, leaders};
+use crate::cuda::meeting::FLAGS;
+use crate::cuda::peers::{BEHIND_AREA, Exported, ONE_SHOT, Peers, Record, leaders};
 use crate::cuda::shared::shared;
 use crate::error::{Error, Result};
 use crate::exec::call::Call;
 use crate::exec::device::OnDevices;
-use crate::exec::device_state::{Calling, Mode, Prepared};
+use crate::exec::device_state::{Calling, Mode, Prepared, finish};
 use crate::exec::host_area::HostArea;
 use crate::exec::lent::Lent;
 use crate::exec::submit::Executor;
@@ -68,7 +70,9 @@ impl Executor {
             let area = HostArea::new(device, memory, place).map_err(|error| self.fail(error))?;
             Ok(Mode::Staged(Arc::new(area)))
         };
-        let area = if state.may_be_direct() && lent.has_kernels { own_area(device) } else { None };
+        // The other ranks wait for this one as long as for any step of the call.
+        let timeout = call.timeout.unwrap_or(state.info.timeout) / 2;
+        let area = if state.may_be_direct() && lent.has_kernels { own_area(device, timeout) } else { None };
         let exported = area.as_ref().map(|(_, exported)| *exported);
         let records = match self.in_turn(call, |operation| operation.prepare(exported))? {
             Prepared::Staged(memory, place) => return staged(memory, place),
@@ -89,7 +93,15 @@ impl Executor {
             Prepared::Staged(memory, place) => staged(memory, place),
             Prepared::Reachable(records) => {
                 let areas = areas.expect("all ranks have opened the areas");
-                let peers = Peers::new(state.info.rank, &records, (memory, DEVICE_AREA), areas);
+                let is_apart = leaders(&records.iter().map(|record| record.device).collect::<Vec<_>>());
+                let is_apart = is_apart.iter().enumerate().all(|(rank, &leader)| leader == rank);
+                let may_meet = is_apart && state.settings.device_waits == DeviceWaits::Kernels;
+                let memory = ManuallyDrop::new(memory);
+                let meets = may_meet && self.in_turn(call, |operation| operation.agree(!device.limits_kernels()))?;
+                let memory = ManuallyDrop::into_inner(memory);
+                let waits = if meets { DeviceWaits::Kernels } else { DeviceWaits::Host };
+                tracing::debug!(device = device.name(), %waits, "ranks reach each other's memory");
+                let peers = Peers::new(state.info.rank, &records, (memory, DEVICE_AREA), areas, meets);
                 Ok(Mode::Direct(device.id(), Arc::new(peers)))
             }
         }
@@ -97,13 +109,24 @@ impl Executor {
 }
 
 /// Allocates this rank's area; `None` if there is no memory for it, or if peers could not open it.
-fn own_area(device: &Arc<dyn Device>) -> Option<(Memory, Exported)> {
-    let made = Memory::new(device, DEVICE_AREA).and_then(|memory| {
+fn own_area(device: &Arc<dyn Device>, timeout: Duration) -> Option<(Memory, Exported)> {
+    let made = Memory::new(device, DEVICE_AREA + BEHIND_AREA).and_then(|memory| {
         let extent = device.extent(memory.address)?;
         let handle = device.export(&extent)?;
+        clear(device, memory.address + (DEVICE_AREA + ONE_SHOT) as Address, timeout)?;
         Ok((memory, Exported { extent, handle }))
     });
     made.inspect_err(|error| tracing::info!(%error, "no area on the device: its memory passes through the host")).ok()
+}
+
+/// Sets the flags at an address to 0, before other ranks know of them.
+fn clear(device: &Arc<dyn Device>, flags: Address, timeout: Duration) -> Result<()> {
+    let lane = shared(&**device).lanes.take(device)?;
+    // SAFETY: the flags are in an area that is alive until the stream is done.
+    unsafe { device.zero(lane.stream.id, flags, FLAGS)? };
+    finish(&lane, timeout)?;
+    shared(&**device).lanes.give_back(lane);
+    Ok(())
 }
 
 /// The ranks' areas, as this rank's kernels reach them.

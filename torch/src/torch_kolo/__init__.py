@@ -75,8 +75,8 @@ def _create_for(store, rank, size, timeout):
 
 def stats(group=None):
     """Returns how many operations of a process group on the memory of devices took each path, on this
-    rank: ``{"device": {"whole": 0, "staged": 0, "in_place": 0, "through_areas": 0, "copied": 0}}``.
-    Without a group it is the default group. An operation counts when it has completed.
+    rank: ``{"device": {"whole": 0, "staged": 0, "in_place": 0, "through_areas": 0, "one_shot": 0,
+    "copied": 0}}``. Without a group it is the default group. An operation counts when it has completed.
     """
     import torch.distributed as dist
 

@@ -183,7 +183,7 @@ fn the_prebuilt_code_is_that_of_the_source() {
     assert!(ptx.contains("\n.version 8.1\n.target sm_80\n"));
     let names = ptx.match_indices(".entry ").map(|(at, word)| ptx[at + word.len()..].split('(').next().unwrap().to_owned());
     assert_eq!(names.collect::<BTreeSet<_>>(), entries());
-    assert!(ptx.len() < 2_000_000);
+    assert!(ptx.len() < 4_000_000);
     // The arithmetic is that of the host: no fused multiply-add, no flushed denormals, nothing
     // approximate, and no instruction that chooses the other of two zeros. Memory moves in lines.
     for wrong in ["fma.rn", ".ftz", ".approx", "div.full", "max.f", "min.f", "max.NaN", "min.NaN", ".local"] {

@@ -272,7 +272,7 @@ class ProcessGroupKolo(Base):
     def stats(self):
         if not self.collectives.comm:
             raise ValueError("stats: the process group has no communicator; it has ended")
-        device = dict.fromkeys(("whole", "staged", "in_place", "through_areas", "copied"), 0)
+        device = dict.fromkeys(("whole", "staged", "in_place", "through_areas", "one_shot", "copied"), 0)
         for channel in (self.collectives, self.messages):
             # A group of one rank has no messages.
             if channel.comm:

@@ -88,6 +88,7 @@ class CommStats(ctypes.Structure):
         ("device_in_place", c_uint64),
         ("device_through_areas", c_uint64),
         ("device_copied", c_uint64),
+        ("device_one_shot", c_uint64),
     ]
 
 

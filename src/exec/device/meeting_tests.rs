@@ -1,0 +1,170 @@
+//! Kernels of several GPUs that wait for each other.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::driver_tests::{COUNT, Process, Seat, on_seats, on_seats_by, seats};
+use crate::Communicator;
+use crate::config::DeviceWaits;
+use crate::cuda::device::Address;
+use crate::error::{Cause, Error};
+
+/// Elements of a sum that is one-shot, and of one that is not.
+const COUNTS: [usize; 2] = [40_000, COUNT];
+
+fn meetings(process: &Process) -> usize {
+    process.device.meetings.load(Ordering::SeqCst)
+}
+
+/// Sums until kernels have met, and returns the memory.
+fn warm_up(process: &Process, count: usize) -> Address {
+    let memory = process.ones();
+    while meetings(process) < 2 {
+        process.sum(count, memory, None).unwrap();
+        process.device.synchronise(process.stream);
+    }
+    process.device.synchronise(process.stream);
+    process.comm.barrier().unwrap();
+    memory
+}
+
+/// A stream that does not come: the kernel of the other rank names the rank, and both streams
+/// continue.
+#[test]
+fn a_stream_that_does_not_come_is_named_by_the_kernel() {
+    for count in COUNTS {
+        let has_failed = AtomicBool::new(false);
+        on_seats(seats(2, false), |process| {
+            let memory = warm_up(&process, count);
+            if process.rank == 0 {
+                process.sum(count, memory, Some(Duration::from_millis(400))).unwrap();
+                process.device.synchronise(process.stream);
+                while process.comm.exec.failure().is_none() {
+                    std::thread::yield_now();
+                }
+                let error = process.comm.exec.failure().unwrap();
+                has_failed.store(true, Ordering::SeqCst);
+                assert_eq!(error.culprit(), Some(1), "{error}");
+                assert!(matches!(error, Error::Peer { cause: Cause::Silent { .. }, .. }), "{error}");
+            } else {
+                let held = process.device.hold_back(process.stream);
+                process.sum(count, memory, None).unwrap();
+                while !has_failed.load(Ordering::SeqCst) {
+                    std::thread::yield_now();
+                }
+                drop(held);
+                process.device.synchronise(process.stream);
+            }
+        });
+    }
+}
+
+/// A kernel waits for a rank that fails: it stops long before its deadline.
+#[test]
+fn a_failure_ends_the_wait_of_a_kernel() {
+    for count in COUNTS {
+        on_seats(seats(2, false), |process| {
+            let memory = warm_up(&process, count);
+            if process.rank == 0 {
+                // Its kernel waits for that of rank 1, whose stream does not come.
+                process.sum(count, memory, None).unwrap();
+                process.device.synchronise(process.stream);
+                assert!(process.comm.exec.failure().is_some());
+            } else {
+                let held = process.device.hold_back(process.stream);
+                process.sum(count, memory, None).unwrap();
+                process.comm.abort();
+                drop(held);
+                process.device.synchronise(process.stream);
+            }
+        });
+    }
+}
+
+/// A rank that ends while the kernels meet: the other streams continue.
+#[test]
+fn a_rank_ends_while_kernels_meet() {
+    for (count, microseconds) in COUNTS.into_iter().flat_map(|count| [0, 50, 200, 1000].map(|time| (count, time))) {
+        on_seats(seats(3, false), |process| {
+            let memory = warm_up(&process, count);
+            if process.rank == 1 {
+                std::thread::sleep(Duration::from_micros(microseconds));
+                process.comm.abort();
+            }
+            while process.sum(count, memory, None).is_ok() {}
+            process.device.synchronise(process.stream);
+        });
+    }
+}
+
+/// Kernels that a device may end do not wait for others, nor those of ranks that are told to wait on the
+/// host, nor those of ranks that share a GPU.
+#[test]
+fn kernels_wait_only_where_they_may() {
+    let expect_none = |process: Process| {
+        for count in COUNTS {
+            let memory = process.ones();
+            for _ in 0..4 {
+                process.sum(count, memory, None).unwrap();
+                process.device.synchronise(process.stream);
+            }
+            process.comm.barrier().unwrap();
+        }
+        let stats = process.comm.stats().device;
+        assert!(meetings(&process) == 0 && stats.one_shot == 0 && stats.in_place > 0, "{stats:?}");
+    };
+    let all: Vec<Seat> = seats(2, false);
+    all[1].device.limits_kernels.store(true, Ordering::SeqCst);
+    on_seats(all, expect_none);
+    on_seats_by(Communicator::builder().device_waits(DeviceWaits::Host), seats(2, false), expect_none);
+    on_seats(seats(3, true), expect_none);
+}
+
+/// Calls on several streams of a rank, with different sizes: their meetings do not meet.
+#[test]
+fn meetings_of_several_streams() {
+    on_seats(seats(3, false), |process| {
+        let others: Vec<_> = (0..3).map(|_| process.device.user_stream()).collect();
+        let memories: Vec<Address> = others.iter().map(|_| warm_up(&process, COUNT)).collect();
+        for round in 0..20 {
+            for (i, (&stream, &memory)) in others.iter().zip(&memories).enumerate() {
+                let count = COUNTS[(round + i) % 2];
+                process.device.write(stream, memory, ((process.rank + round) as f32).to_le_bytes().repeat(count));
+                process.sum_on(stream, count, memory, None).unwrap();
+            }
+            for (i, (&stream, &memory)) in others.iter().zip(&memories).enumerate() {
+                let count = COUNTS[(round + i) % 2];
+                let got = process.device.read(stream, memory, 4 * count);
+                let sum = (3 * round + 3) as f32;
+                assert!(got.chunks(4).all(|bytes| bytes == sum.to_le_bytes()), "round {round}, stream {i}");
+            }
+        }
+        assert!(process.comm.stats().device.one_shot >= 20);
+    });
+}
+
+/// A rank calls with host memory, and the others with device memory: all are told so.
+#[test]
+fn host_memory_beside_a_meeting() {
+    for count in COUNTS {
+        let told = AtomicUsize::new(0);
+        on_seats(seats(2, false), |process| {
+            let memory = warm_up(&process, count);
+            if process.rank == 0 {
+                process.sum(count, memory, None).unwrap();
+                process.device.synchronise(process.stream);
+            } else {
+                process.comm.all_reduce(&mut vec![1f32; count], crate::ReduceOp::Sum).unwrap_err();
+            }
+            while process.comm.exec.failure().is_none() {
+                std::thread::yield_now();
+            }
+            // A rank may learn from the other one first.
+            let said = process.comm.exec.failure().unwrap().to_string();
+            let is_why = said.contains("host and device memory");
+            assert!(is_why || said.contains("has revoked"), "{said}");
+            told.fetch_add(is_why.into(), Ordering::SeqCst);
+        });
+        assert!(told.into_inner() > 0, "no rank says why");
+    }
+}
