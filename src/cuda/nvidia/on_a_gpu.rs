@@ -10,6 +10,8 @@ use crate::float8::{f8e4m3, f8e5m2};
 
 use super::super::device::{Event, MOST_PARTS, Memory, Pinned, Stream};
 use super::*;
+use crate::cuda::direct::one_shot;
+use crate::cuda::meeting::{FLAGS, Meeting};
 use crate::cuda::moves::{Moves, Orders};
 use crate::cuda::shared::shared;
 use crate::reduce::{Kernel, scale_to, scales};
@@ -402,4 +404,70 @@ fn a_graph_is_replayed() {
     until(|| is_gone.load(Ordering::Acquire));
     shared(&*gpu).words.give_back(words);
     _ = shared(&*gpu).pinned.give_back(list);
+}
+
+/// Kernels of two ranks wait for each other, here on one GPU; and one names the rank that does not
+/// come, or stops when the host says so.
+#[test]
+fn kernels_meet() {
+    let Some(gpu) = gpu() else { return };
+    let (dtype, redop, count) = (DType::F32, ReduceOp::Sum, 10_007);
+    gpu.prepare(dtype, Some(redop)).unwrap();
+    // A buffer for each rank, a slot for each, and its flags.
+    let memory = |len: usize| [0, 1].map(|_| Memory::new(&gpu, len).unwrap());
+    let (buffers, slots, flags) = (memory(4 * count), memory(4 * count), memory(FLAGS));
+    let addresses = |memories: &[Memory; 2]| memories.each_ref().map(|memory| memory.address);
+    let (at, slots, flags) = (addresses(&buffers), addresses(&slots), addresses(&flags));
+    let streams = [0, 1].map(|_| Stream::new(&gpu).unwrap());
+    let content = [0, 1].map(|rank| elements(dtype, count, 5 + rank));
+    let lists = [0, 1].map(|_| shared(&*gpu).pinned.take(&gpu, Moves::bytes(2)).unwrap());
+    let words = [0, 1].map(|_| shared(&*gpu).words.take(&gpu, 1).unwrap());
+    for rank in [0, 1] {
+        put(&gpu, &streams[rank], &content[rank], at[rank]);
+        put(&gpu, &streams[rank], &[0; FLAGS], flags[rank]);
+    }
+    let tell = |number: u32, rank: usize, limit: Duration| {
+        let moves = one_shot(rank, &slots, (at[rank], at[rank]), count).to_vec();
+        let orders = Orders { moves, before: 1, meeting: Meeting::new(number, rank, &flags, limit) };
+        // SAFETY: there is room for two moves, and no kernel reads them yet.
+        unsafe { Moves::write(lists[rank].at(0), orders) };
+    };
+    let launch = |rank: usize| {
+        let (list, most) = (lists[rank].address(), 4 * count as u64);
+        // SAFETY: the memory lives until the streams are done.
+        unsafe { gpu.run_moves(streams[rank].id, (dtype, redop), list, most, true).unwrap() };
+        words[rank].enqueue_left(&*gpu, streams[rank].id).unwrap();
+    };
+    let number = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
+    let long = PATIENCE / 2;
+    // Events that end wait for all streams, and other calls for them.
+    let _hold = gpu.held().hold();
+    [0, 1].into_iter().for_each(|rank| tell(0, rank, long));
+    launch(1);
+    launch(0);
+    [0, 1].into_iter().for_each(|rank| until(|| words[rank].has_left()));
+    let sums: Vec<f32> = content[0].chunks(4).zip(content[1].chunks(4)).map(|(a, b)| number(a) + number(b)).collect();
+    for rank in [0, 1] {
+        assert!(get(&gpu, &streams[rank], at[rank], 4 * count).chunks(4).map(number).eq(sums.iter().copied()), "rank {rank}");
+        // SAFETY: the list was written.
+        assert_eq!(unsafe { Moves::missing(lists[rank].at(0)) }, None);
+    }
+    // Rank 1 does not come.
+    for is_called_off in [false, true] {
+        words.iter().for_each(|words| words.rewind_left());
+        tell(1, 0, if is_called_off { long } else { Duration::from_millis(100) });
+        launch(0);
+        if is_called_off {
+            // SAFETY: it is memory for moves.
+            unsafe { Moves::take_back(lists[0].at(0)) };
+        }
+        until(|| words[0].has_left());
+        // SAFETY: the list was written.
+        let missing = unsafe { Moves::missing(lists[0].at(0)) };
+        assert_eq!(missing, if is_called_off { None } else { Some(1) });
+        // What it would have summed stays.
+        assert!(get(&gpu, &streams[0], at[0], 4 * count).chunks(4).map(number).eq(sums.iter().copied()));
+    }
+    words.into_iter().for_each(|words| shared(&*gpu).words.give_back(words));
+    lists.into_iter().for_each(|list| assert!(shared(&*gpu).pinned.give_back(list).is_none()));
 }

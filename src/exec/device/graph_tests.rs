@@ -120,7 +120,7 @@ fn every_collective_on_two_gpus() {
 }
 
 #[test]
-fn every_collective_on_a_gpu_for_each_rank() {
+fn every_collective_with_a_gpu_for_each_rank() {
     [2, 3].into_iter().for_each(|world| every_collective(Path::Apart, world));
 }
 

@@ -372,7 +372,7 @@ fn every_collective_on_two_gpus() {
 }
 
 #[test]
-fn every_collective_on_a_gpu_for_each_rank() {
+fn every_collective_with_a_gpu_for_each_rank() {
     every_collective(Path::Apart, 2, DType::BF16);
     every_collective(Path::Apart, 3, DType::F32);
     every_collective(Path::Apart, 4, DType::F32);
