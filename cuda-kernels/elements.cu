@@ -1,6 +1,6 @@
 // Element types: their form in memory, their accumulators, and how memory is accessed.
 //
-// The sources of this folder are one program, compiled in the order elements, meeting, reduce, scale. NVRTC
+// The sources of this folder are one program, compiled in the order elements, barrier, reduce, scale. NVRTC
 // does not include CUDA's headers for halves, so the sources include nothing. They also compile as C++
 // for the host (see host.h), where a test compares the kernels with those of src/reduce.
 //
@@ -20,6 +20,9 @@ using u64 = unsigned long long;
 
 // Bytes of the widest access to memory.
 constexpr u32 LINE = 16;
+
+// The most sources, targets, and ranks: MOST_PARTS in src/cuda/device.rs.
+constexpr u32 MOST = 16;
 
 // Threads of a block, and blocks that fit on a multiprocessor at once. Each thread then has 64
 // registers, and the loads in flight (32 KiB and more on each multiprocessor) hide the latency of

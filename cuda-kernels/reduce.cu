@@ -17,7 +17,8 @@ struct Move {
     u32 target_count;
     // The divisor of an average; 1 if it is divided later.
     u32 divisor;
-    // The source that is read first, and those before it last: other GPUs begin with others.
+    // The source that is read first, and those before it last, if there are few: the kernels of other GPUs
+    // begin with other sources.
     u32 first;
 };
 static_assert(sizeof(Move) == 280, "as in src/cuda/moves.rs");
@@ -26,12 +27,12 @@ static_assert(sizeof(Move) == 280, "as in src/cuda/moves.rs");
 // the stream waits for it, so a launch does not know it.
 struct Moves {
     // How many moves follow.
-    u64 count;
-    // How many of them come before the meeting.
-    u64 before;
-    Meeting meeting;
+    u32 count;
+    // How many of them come before the first barrier.
+    u32 before;
+    Barrier barrier;
 };
-static_assert(sizeof(Moves) == 184, "as in src/cuda/moves.rs");
+static_assert(sizeof(Moves) == 176, "as in src/cuda/moves.rs");
 
 // The parameter of an entry, as in src/cuda/kernels/mod.rs.
 struct Parameter {
@@ -89,17 +90,17 @@ struct Average : Sum {};
 template <class Op> constexpr bool DIVIDES = false;
 template <> constexpr bool DIVIDES<Average> = true;
 
-// From compute capability 10 on, the compiler uses more registers.
+// Whether the compiler uses more registers for the same code: from compute capability 10 on.
 #if __CUDA_ARCH__ >= 1000
-constexpr bool LATER = true;
+constexpr bool USES_MORE = true;
 #else
-constexpr bool LATER = false;
+constexpr bool USES_MORE = false;
 #endif
 
 // Whether a reduction needs registers itself.
 template <class Op> constexpr bool NEEDS_REGISTERS = DIVIDES<Op>;
-template <> constexpr bool NEEDS_REGISTERS<Max> = LATER;
-template <> constexpr bool NEEDS_REGISTERS<Min> = LATER;
+template <> constexpr bool NEEDS_REGISTERS<Max> = USES_MORE;
+template <> constexpr bool NEEDS_REGISTERS<Min> = USES_MORE;
 
 // ---- The loop ----
 
@@ -158,8 +159,8 @@ __device__ inline void step(const Move &r, u64 element, u64 stride) {
 template <class E> constexpr u32 FEW = sizeof(typename E::Memory) == 8 ? 4 : 8;
 template <class E> constexpr u32 PARTS = sizeof(typename E::Memory) == 8 ? 2 : 4;
 
-// The same for one pack, with all sources in flight at once, beginning with `first`. They are combined in
-// their order, so the bits are the same.
+// As `step` for one pack, with all sources in flight at once, beginning with `first`. They are combined in
+// the same order as there, so the bits are the same.
 template <class E, class Op, u32 LANES> __device__ inline void step_in_turn(const Move &r, u64 element) {
     using Memory = typename E::Memory;
     Whole<Memory, LANES> wholes[FEW<E>];
@@ -217,7 +218,7 @@ __device__ constexpr u32 packs_of(u32 size, bool needs_registers) {
         return 1;
     }
     u32 packs = size >= 4 ? 4 : size;
-    return needs_registers && LATER && packs > 1 ? packs / 2 : packs;
+    return needs_registers && USES_MORE && packs > 1 ? packs / 2 : packs;
 }
 
 // Reduces all lines from element `first` on.
@@ -256,7 +257,8 @@ template <class E, class Op> __device__ inline void reduce(const Move &r) {
     }
 }
 
-// Has all threads of a block read what the host has written.
+// Has all threads of a block read what the host has written. Volatile: no cache may have what was there at
+// an earlier launch.
 template <class T> __device__ inline void copy(T *to, const T *from) {
     for (u32 word = threadIdx.x; word < sizeof(T) / sizeof(u64); word += blockDim.x) {
         reinterpret_cast<u64 *>(to)[word] = reinterpret_cast<const volatile u64 *>(from)[word];
@@ -268,25 +270,31 @@ template <class E, class Op> __device__ inline void run(const Parameter &p) {
 #ifdef __CUDA_ARCH__
     // In shared memory, not in registers, which the reductions need.
     __shared__ Move move;
-    __shared__ Meeting meeting;
+    __shared__ Barrier barrier;
+    __shared__ u64 began;
     __shared__ u32 moves, before, next;
-    __shared__ bool meets;
-    // One thread of each block reads the number, because the host may take the moves back meanwhile.
-    // Volatile: no cache may have what was there at an earlier launch.
+    __shared__ bool waits, is_cancelled;
+    // One thread of each block reads the number, because the host may take the moves back meanwhile. It
+    // cancels the barrier first, so a block that finds no moves also finds that it is cancelled.
     if (threadIdx.x == 0) {
-        const volatile Moves *on_host = p.moves;
+        began = nanoseconds();
         next = 0;
-        moves = on_host ? on_host->count : 1;
+        moves = p.moves ? load_acquire(&p.moves->count) : 1;
+        const volatile Moves *on_host = p.moves;
         before = on_host ? on_host->before : 0;
-        meets = on_host && on_host->meeting.ranks > 0 && !on_host->meeting.is_off;
+        waits = on_host && on_host->barrier.ranks > 0;
+        is_cancelled = waits && on_host->barrier.is_cancelled;
     }
     __syncthreads();
-    if (meets) {
-        copy(&meeting, &p.moves->meeting);
+    if (is_cancelled) {
+        return;
+    }
+    if (waits) {
+        copy(&barrier, &p.moves->barrier);
     }
     for (;;) {
         __syncthreads();
-        if (next == before && meets && !begin_meeting(meeting, &p.moves->meeting)) {
+        if (next == before && waits && !wait_before(barrier, &p.moves->barrier, began)) {
             return;
         }
         if (next >= moves) {
@@ -299,8 +307,8 @@ template <class E, class Op> __device__ inline void run(const Parameter &p) {
         }
         reduce<E, Op>(move);
     }
-    if (meets) {
-        end_meeting(meeting, &p.moves->meeting);
+    if (waits) {
+        wait_after(barrier, &p.moves->barrier, began);
     }
 #else
     u64 moves = p.moves ? p.moves->count : 1;

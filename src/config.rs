@@ -77,12 +77,13 @@ numbered! {
 }
 
 numbered! {
-    /// Where ranks with GPUs of their own wait for each other, in an operation on buffers that all of them
-    /// can reach.
+    /// Where ranks that each have a GPU of their own wait for each other, in a large operation on buffers
+    /// that are open to all of them. Data that passes through areas waits on the host in any case.
     #[derive(Default)]
     #[non_exhaustive]
     pub enum DeviceWaits {
-        /// In the kernels, if no GPU has a limit for the time of a kernel; otherwise on the host.
+        /// In the kernels, if no GPU limits the time of a kernel; otherwise on the host. This also allows
+        /// one-shot all-reduces.
         #[default]
         Kernels = 0, "kernels";
         /// On the host.

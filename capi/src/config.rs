@@ -82,8 +82,8 @@ pub struct kolo_config_t {
     /// How ranks of a host learn that all have reached a phase: "auto", "flat" or "hierarchy". All
     /// ranks use rank 0's value.
     pub flag_layout: *const c_char,
-    /// Where ranks with GPUs of their own wait for each other: "kernels" or "host". All ranks use rank
-    /// 0's value.
+    /// Where ranks that each have a GPU of their own wait for each other, in a large operation on buffers
+    /// that are open to all of them: "kernels" or "host". All ranks use rank 0's value.
     pub device_waits: *const c_char,
 }
 

@@ -22,7 +22,8 @@ pub struct kolo_comm_stats_t {
     /// As a whole through host memory, copied while the call waits, because streams cannot wait for
     /// the host.
     pub device_copied: u64,
-    /// By one kernel of each rank, which reads what the kernels of all ranks have put in place for it.
+    /// By one kernel of each rank, which copies what the rank sends to a slot, and reduces the slots of
+    /// all ranks.
     pub device_one_shot: u64,
 }
 

@@ -63,20 +63,24 @@ fn buffers_are_reached_by_other_processes() {
     }
 }
 
-/// Where each rank has a GPU, kernels wait for those of other ranks, unless the ranks shall wait on the
-/// host.
+/// Has the fake driver say that its GPUs end kernels which run for some seconds.
+const LIMIT: (&str, &str) = ("KOLO_FAKE_LIMIT", "1");
+
+/// Where each rank has a GPU, kernels wait for those of other ranks, unless KOLO_DEVICE_WAITS is `host`,
+/// or a GPU limits the time of kernels.
 #[test]
-fn kernels_of_several_gpus_meet() {
+fn kernels_of_several_gpus_wait_for_each_other() {
     let Some(folder) = driver() else { return };
     for ranks in [2, 3] {
         for op in ["all_reduce", "all_gather", "reduce_scatter"] {
             let many = ["--registered", "--sizes", "128K,256K,1M", "--dtype", "bf16"];
-            for waits in ["kernels", "host"] {
-                let arguments: Vec<&str> = std::iter::once(op).chain(many).collect();
-                let output = bench(folder, (ranks, ranks), &arguments, &[("KOLO_DEVICE_WAITS", waits), ("KOLO_LOG", "debug")]);
+            let arguments: Vec<&str> = std::iter::once(op).chain(many).collect();
+            for (waits, setting) in [("kernels", ("KOLO_LOG", "debug")), ("host", ("KOLO_DEVICE_WAITS", "host")), ("host", LIMIT)]
+            {
+                let output = bench(folder, (ranks, ranks), &arguments, &[("KOLO_LOG", "debug"), setting]);
                 let is_one_shot = op == "all_reduce" && waits == "kernels";
-                assert_eq!(taken(&output, "one-shot") > 0, is_one_shot, "{op} of {ranks}, {waits}");
-                assert!(taken(&output, "in place") > 0, "{op} of {ranks}, {waits}");
+                assert_eq!(taken(&output, "one-shot") > 0, is_one_shot, "{op} of {ranks}, {setting:?}");
+                assert!(taken(&output, "in place") > 0, "{op} of {ranks}, {setting:?}");
                 let said = String::from_utf8_lossy(&output.stderr);
                 assert!(said.contains(&format!("waits={waits}")), "{said}");
             }

@@ -230,7 +230,8 @@ impl Builder {
         self
     }
 
-    /// Sets where ranks with GPUs of their own wait for each other. Rank 0's value applies to all ranks.
+    /// Sets where ranks that each have a GPU of their own wait for each other. Rank 0's value applies to
+    /// all ranks.
     pub fn device_waits(mut self, waits: DeviceWaits) -> Self {
         self.device_waits = Some(waits);
         self

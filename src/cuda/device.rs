@@ -190,9 +190,15 @@ pub(crate) trait Device: Send + Sync {
 
     /// Has the stream do the moves that a [`Moves`](super::moves::Moves) at this address in pinned
     /// memory has when the stream comes to it. `most` has the most bytes of a target. If the kernel may
-    /// meet others (`meets`), it leaves room on the device for other kernels.
-    unsafe fn run_moves(&self, stream: StreamId, kernel: (DType, ReduceOp), moves: Address, most: u64, meets: bool)
-    -> Result<()>;
+    /// wait for those of other ranks, it leaves room on the device for other kernels.
+    unsafe fn run_moves(
+        &self,
+        stream: StreamId,
+        kernel: (DType, ReduceOp),
+        moves: Address,
+        most: u64,
+        may_wait: bool,
+    ) -> Result<()>;
 
     /// Whether the device ends kernels that run for some seconds, because it has a display.
     fn limits_kernels(&self) -> bool;

@@ -104,7 +104,7 @@ impl Plan<'_> {
 
 /// Returns the moves of a one-shot all-reduce of one rank: what it sends to its slot, and then the
 /// reduction of all slots. `slots` has where they are, as this rank reaches them. The kernels of all ranks
-/// meet after the first move.
+/// wait for each other after the first move.
 pub(crate) fn one_shot(rank: Rank, slots: &[Address], (send, recv): (Address, Address), count: usize) -> [Move; 2] {
     let reduction = Move::new(slots, &[recv], count, slots.len() as u32);
     [Move::new(&[send], &[slots[rank]], count, 1), reduction.beginning_with(rank)]

@@ -2,6 +2,7 @@
 //! that pass through the host, and how ranks reach each other's device memory. [`crate::exec`] runs
 //! the collectives.
 
+pub(crate) mod barrier;
 pub(crate) mod device;
 pub(crate) mod direct;
 #[cfg(test)]
@@ -11,7 +12,6 @@ pub(crate) mod imports;
 #[cfg(feature = "cuda")]
 mod kernels;
 pub(crate) mod lanes;
-pub(crate) mod meeting;
 pub(crate) mod moves;
 #[cfg(feature = "cuda")]
 mod nvidia;

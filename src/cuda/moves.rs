@@ -1,10 +1,10 @@
 //! What a kernel moves: reductions of several sources to several targets. The host writes them to
 //! pinned memory, and a kernel that was launched before reads them there.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::barrier::DeviceBarrier;
 use super::device::{Address, MOST_PARTS};
-use super::meeting::Meeting;
 use crate::types::Rank;
 
 /// One reduction, which is a copy if there is one source. As in `cuda-kernels/reduce.cu`.
@@ -47,8 +47,9 @@ impl Move {
         }
     }
 
-    /// The same, but this source is read first, and those before it last. They are combined in the same
-    /// order. So the kernels of several devices do not all read from the same one at once.
+    /// Returns the same, but this source is read first, and those before it last, if a kernel has room
+    /// for all of them. They are combined in the same order, so the bits are the same. So the kernels of
+    /// several devices do not all read from one of them at once.
     pub(crate) fn beginning_with(self, first: usize) -> Move {
         Move { first: (first % self.source_count as usize) as u32, ..self }
     }
@@ -63,29 +64,29 @@ impl Move {
 }
 
 /// What a kernel is to do.
-pub(crate) struct Orders {
+pub(crate) struct KernelTask {
     pub(crate) moves: Vec<Move>,
-    /// How many of them come before the kernel meets those of other ranks.
+    /// How many of them come before the kernel waits for those of other ranks.
     pub(crate) before: usize,
-    pub(crate) meeting: Meeting,
+    pub(crate) barrier: DeviceBarrier,
 }
 
-impl Orders {
-    /// Moves without a meeting.
-    pub(crate) fn of(moves: Vec<Move>) -> Orders {
-        Orders { moves, before: 0, meeting: Meeting::none() }
+impl KernelTask {
+    /// Returns the task of a kernel that waits for no other.
+    pub(crate) fn of(moves: Vec<Move>) -> KernelTask {
+        KernelTask { moves, before: 0, barrier: DeviceBarrier::none() }
     }
 }
 
-/// Orders in pinned memory: what is here, and then each move.
+/// A task in pinned memory: what is here, and then each move.
 #[repr(C)]
 pub(crate) struct Moves {
-    count: AtomicU64,
-    before: u64,
-    meeting: Meeting,
+    count: AtomicU32,
+    before: u32,
+    barrier: DeviceBarrier,
 }
 
-const _: () = assert!(size_of::<Moves>() == 184);
+const _: () = assert!(size_of::<Moves>() == 176);
 
 impl Moves {
     /// Bytes for `most` moves.
@@ -98,8 +99,8 @@ impl Moves {
     /// # Safety
     ///
     /// `at` is memory for as many moves, aligned to words, and no kernel reads it.
-    pub(crate) unsafe fn write(at: *mut u8, orders: Orders) {
-        let Orders { moves, before, meeting } = orders;
+    pub(crate) unsafe fn write(at: *mut u8, task: KernelTask) {
+        let KernelTask { moves, before, barrier } = task;
         let list = at.wrapping_add(size_of::<Moves>()).cast::<Move>();
         for (i, one) in moves.iter().enumerate() {
             // SAFETY: there is room for it.
@@ -108,9 +109,9 @@ impl Moves {
         let header = at.cast::<Moves>();
         // SAFETY: the header is at the beginning, and no kernel reads it yet.
         unsafe {
-            (&raw mut (*header).before).write(before as u64);
-            (&raw mut (*header).meeting).write(meeting);
-            (*header).count.store(moves.len() as u64, Ordering::Release);
+            (&raw mut (*header).before).write(before as u32);
+            (&raw mut (*header).barrier).write(barrier);
+            (*header).count.store(moves.len() as u32, Ordering::Release);
         }
     }
 
@@ -120,31 +121,33 @@ impl Moves {
     ///
     /// `at` is memory for moves.
     pub(crate) unsafe fn take_back(at: *mut u8) {
-        // SAFETY: the header is at the beginning, and all zeros is one. Each block of a kernel reads the
-        // number once, so a block moves all or nothing, or stops where it meets other kernels.
+        // SAFETY: the header is at the beginning, and any bytes are a valid one. Each block of a kernel
+        // reads the number once, so a block moves all or nothing, or stops where it waits for others.
         let header = unsafe { &*at.cast::<Moves>() };
+        // First, so that a kernel which finds no moves also finds this: other ranks must not take it for
+        // one that has done its part.
+        header.barrier.cancel();
         header.count.store(0, Ordering::Release);
-        header.meeting.call_off();
     }
 
-    /// The rank for which a kernel has waited in vain.
+    /// Returns the rank that did not arrive in time at the barrier of a kernel, which is done.
     ///
     /// # Safety
     ///
     /// `at` is memory that was written by [`Moves::write`].
     pub(crate) unsafe fn missing(at: *const u8) -> Option<Rank> {
         // SAFETY: as promised by the caller.
-        unsafe { (*at.cast::<Moves>()).meeting.missing() }
+        unsafe { (*at.cast::<Moves>()).barrier.missing() }
     }
 
-    /// Reads what a kernel of a fake device is to do: the moves before the meeting, it, and those after
+    /// Reads what a kernel of a fake device is to do: the moves before the barrier, it, and those after
     /// it.
     ///
     /// # Safety
     ///
-    /// `at` is memory that was written by [`Moves::write`], and stays as long as the meeting is used.
+    /// `at` is memory that was written by [`Moves::write`], and stays as long as the barrier is used.
     #[cfg(test)]
-    pub(crate) unsafe fn read<'a>(at: *const u8) -> (Vec<Move>, &'a Meeting, Vec<Move>) {
+    pub(crate) unsafe fn read<'a>(at: *const u8) -> (Vec<Move>, &'a DeviceBarrier, Vec<Move>) {
         // SAFETY: as promised by the caller.
         unsafe {
             let header = &*at.cast::<Moves>();
@@ -152,7 +155,7 @@ impl Moves {
             let list = at.wrapping_add(size_of::<Moves>()).cast::<Move>();
             let mut before: Vec<Move> = (0..count).map(|i| list.wrapping_add(i).read()).collect();
             let after = before.split_off(count.min(header.before as usize));
-            (before, &header.meeting, after)
+            (before, &header.barrier, after)
         }
     }
 }

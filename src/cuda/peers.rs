@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::barrier::{DeviceBarrier, FLAGS_BYTES};
 use super::device::{Address, Device, DeviceId, Extent, Handle, Memory};
 use super::direct::Place;
 use super::imports::Import;
-use super::meeting::{FLAGS, Meeting};
 use super::shared::shared;
 use crate::types::{Descriptor, Rank};
 use crate::wire::Reader;
@@ -229,18 +229,18 @@ pub(crate) struct Peers {
     pub(crate) area_len: usize,
     /// Each rank's area, as this leader reaches it.
     areas: Vec<(Address, Option<Arc<Import>>)>,
-    /// Whether kernels wait for those of other ranks. Then each rank has a GPU of its own.
-    meets: bool,
-    /// The number of the next meeting.
-    next_meeting: AtomicU32,
+    /// Whether kernels wait for those of other ranks. Then each rank has a device of its own.
+    have_barrier: bool,
+    /// The number of the next kernel that waits.
+    next_barrier: AtomicU32,
     state: Mutex<State>,
 }
 
-/// The largest all-reduce, in bytes, that is one-shot where kernels meet.
+/// The largest all-reduce, in bytes, that is one-shot where kernels wait for each other.
 pub(crate) const ONE_SHOT: usize = 256 << 10;
 
-/// Bytes behind each area: the slot of one-shot all-reduces, and the flags by which kernels meet.
-pub(crate) const BEHIND_AREA: usize = ONE_SHOT + FLAGS;
+/// Bytes behind each area: the slot of one-shot all-reduces, and the flags of the kernels' barrier.
+pub(crate) const BEHIND_AREA: usize = (ONE_SHOT + FLAGS_BYTES).next_multiple_of(1 << 16);
 
 #[derive(Default)]
 struct State {
@@ -323,29 +323,30 @@ impl Peers {
         records: &[Record],
         (area, area_len): (Memory, usize),
         areas: Vec<(Address, Option<Arc<Import>>)>,
-        meets: bool,
+        have_barrier: bool,
     ) -> Peers {
         let leaders = leaders(&records.iter().map(|record| record.device).collect::<Vec<_>>());
         let processes = records.iter().map(|record| record.process).collect();
         let is_one_device = leaders.iter().all(|&leader| leader == 0);
         let state = Mutex::new(State { opened: vec![Progress::Through(0); records.len()], ..State::default() });
         let (area, is_abandoned) = (ManuallyDrop::new(area), AtomicBool::new(false));
-        let next_meeting = AtomicU32::new(0);
-        Peers { rank, leaders, processes, is_one_device, area, is_abandoned, area_len, areas, meets, next_meeting, state }
+        let next_barrier = AtomicU32::new(0);
+        Peers { rank, leaders, processes, is_one_device, area, is_abandoned, area_len, areas, have_barrier, next_barrier, state }
     }
 
     /// Whether the kernels of the ranks wait for each other, and not the ranks on the host.
-    pub(crate) fn meets(&self) -> bool {
-        self.meets
+    pub(crate) fn have_barrier(&self) -> bool {
+        self.have_barrier
     }
 
-    /// The next meeting of the ranks' kernels, which wait at most for `limit`.
-    pub(crate) fn meeting(&self, limit: Duration) -> Meeting {
-        let number = self.next_meeting.fetch_add(1, Ordering::Relaxed);
-        Meeting::new(number, self.rank, &self.behind_areas(ONE_SHOT), limit)
+    /// Returns the barrier of the ranks' next kernels that wait, at most for `limit`. All ranks call this
+    /// for the same operations.
+    pub(crate) fn barrier(&self, limit: Duration) -> DeviceBarrier {
+        let number = self.next_barrier.fetch_add(1, Ordering::Relaxed);
+        DeviceBarrier::new(number, self.rank, &self.behind_areas(ONE_SHOT), limit)
     }
 
-    /// The slots of all ranks, for a one-shot all-reduce.
+    /// Returns the slots of all ranks, for a one-shot all-reduce.
     pub(crate) fn slots(&self) -> Vec<Address> {
         self.behind_areas(0)
     }

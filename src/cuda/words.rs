@@ -11,6 +11,9 @@
 //! | moves it, then writes `done` | waits for it, and for the other ranks |
 //! | waits for `end` | writes `end` |
 //!
+//! Where kernels [wait for each other](super::barrier), the host writes `go` before the stream arrives,
+//! and waits for no other rank then, nor after `done`.
+//!
 //! After the last round the stream writes `over`, for which other streams may wait, and `left`: it
 //! will not come back to these words. If the operation fails, the host takes back what to move and
 //! writes `go`, `end` and `over` for all rounds ([`Words::release`]).

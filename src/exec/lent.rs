@@ -12,7 +12,7 @@ use crate::buffer::RawSliceMut;
 use crate::cuda::device::{Address, Device, Event, StreamId};
 use crate::cuda::held::Hold;
 use crate::cuda::lanes::Lane;
-use crate::cuda::moves::{Moves, Orders};
+use crate::cuda::moves::{KernelTask, Moves};
 use crate::cuda::peers::{Peers, Said};
 use crate::cuda::pinned::PinnedBuffer;
 use crate::cuda::rounds::Cut;
@@ -92,7 +92,7 @@ pub(super) enum Path {
     Staged { cut: Cut, area: Arc<HostArea> },
     /// In rounds, where the buffers are or through areas on the device.
     Direct { cut: Cut, peers: Arc<Peers>, said: Box<Said> },
-    /// By one kernel, which reads what all ranks send, where their kernels have put it.
+    /// By one kernel, which copies what its rank sends to a slot, and reduces the slots of all ranks.
     OneShot { peers: Arc<Peers> },
     /// As a whole through host memory that the host copies, because streams cannot wait for it.
     Copied { memory: Arc<Region>, send: Option<usize>, recv: Option<usize>, lane: Arc<Lane>, to: RawSliceMut },
@@ -118,6 +118,18 @@ impl PinnedAt {
 unsafe impl Send for Path {}
 // SAFETY: as above.
 unsafe impl Sync for Path {}
+
+impl Path {
+    /// Whether the kernels of the ranks may wait for each other. Then the host does not wait for the
+    /// stream before it tells the other ranks of the call.
+    pub(super) fn have_barrier(&self) -> bool {
+        match self {
+            Path::OneShot { .. } => true,
+            Path::Direct { peers, .. } => peers.have_barrier(),
+            _ => false,
+        }
+    }
+}
 
 impl Lent {
     pub(super) fn new(
@@ -271,19 +283,20 @@ impl Gate {
 
     /// Tells the stream's kernel what to do in a round. Returns false if the stream has been let
     /// go: then nothing moves.
-    pub(super) fn go(&self, round: u32, orders: Orders) -> bool {
+    pub(super) fn go(&self, round: u32, task: KernelTask) -> bool {
         let is_released = self.is_released.lock();
         if !*is_released {
             let memory = self.moves.as_ref().expect("a call with kernels has memory for moves");
             // SAFETY: there is room for the most moves of the call. The kernel of an earlier round
             // is done, and that of this one waits for the word.
-            unsafe { Moves::write(memory.at(0), orders) };
+            unsafe { Moves::write(memory.at(0), task) };
             self.words().go(round);
         }
         !*is_released
     }
 
-    /// The rank for which the last kernel has waited in vain. To be called when it is done.
+    /// Returns the rank that did not arrive in time at the barrier of the last kernel. To be called when it
+    /// is done.
     pub(super) fn missing(&self) -> Option<Rank> {
         // SAFETY: it is memory for moves, which `go` has written.
         self.moves.as_ref().and_then(|memory| unsafe { Moves::missing(memory.at(0)) })

@@ -24,7 +24,8 @@ pub struct DeviceStats {
     pub in_place: u64,
     /// By kernels, with data of at least one rank in its area on the device.
     pub through_areas: u64,
-    /// By one kernel of each rank, which reads what the kernels of all ranks have put in place for it.
+    /// By one kernel of each rank, which copies what the rank sends to a slot, and reduces the slots of all
+    /// ranks.
     pub one_shot: u64,
     /// As a whole through host memory, copied while the call waits, because streams cannot wait for
     /// the host.

@@ -358,6 +358,9 @@ static void wrong_starts(void) {
   config.device_path = "wire";
   REFUSED(KOLO_ERR_SETTING, "staged", kolo_comm_init_env(&other, &config));
   config.device_path = NULL;
+  config.device_waits = "gpu";
+  REFUSED(KOLO_ERR_SETTING, "kernels", kolo_comm_init_env(&other, &config));
+  config.device_waits = NULL;
   config.secret = "short";
   REFUSED(KOLO_ERR_SETTING, "64 hexadecimal digits", kolo_comm_init_env(&other, &config));
   config.secret = "";

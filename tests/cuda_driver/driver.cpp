@@ -9,11 +9,12 @@
 // - A call that frees or unpins memory, closes another process's memory, makes or ends streams and
 //   events, or first launches a kernel takes a lock alone and waits for all streams. All other calls
 //   queue behind it.
-// - Kernels of two processes never run at once.
+// - Kernels of two processes never run at once on a GPU.
 // - A process opens an allocation of another process once. Memory of pools cannot be opened.
 // - A call that CUDA calls unsafe ends a capture, unless its thread has the relaxed mode.
 //
-// KOLO_FAKE_GPUS is the number of GPUs (1 by default). CUDA_VISIBLE_DEVICES chooses some of them.
+// KOLO_FAKE_GPUS is the number of GPUs (1 by default). CUDA_VISIBLE_DEVICES chooses some of them. With
+// KOLO_FAKE_LIMIT they say that they end kernels which run for some seconds.
 //
 // The kernels are those of `cuda-kernels`, compiled as C++.
 
@@ -24,7 +25,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
@@ -48,7 +48,7 @@
 
 #include "../../cuda-kernels/elements.cu"
 
-#include "../../cuda-kernels/meeting.cu"
+#include "../../cuda-kernels/barrier.cu"
 
 #include "../../cuda-kernels/reduce.cu"
 
@@ -485,38 +485,16 @@ void run_scaling(const Function *function, ScaleParameter parameter) {
     }
 }
 
-u32 seen(const u32 *word) { return reinterpret_cast<const std::atomic<u32> *>(word)->load(); }
-
-void show(u32 *word, u32 value) { reinterpret_cast<std::atomic<u32> *>(word)->store(value); }
-
-// Whether the kernels of all ranks come to a point. As begin_meeting and end_meeting of meeting.cu, for
-// a kernel that is one block.
-bool meet(Meeting *meeting, u32 value) {
-    const auto began = std::chrono::steady_clock::now();
-    for (u32 rank = 0; rank < meeting->ranks; rank++) {
-        auto *theirs = reinterpret_cast<u32 *>(resolve(meeting->theirs[rank], sizeof(u32)));
-        if (!theirs) {
-            return false;
-        }
-        show(theirs, value);
+// Replaces the addresses of a barrier by the host's. Returns false if one is wrong.
+bool resolve(Barrier *barrier) {
+    const auto find = [](u32 *&address, size_t words) {
+        return (address = reinterpret_cast<u32 *>(resolve(address, words * sizeof(u32))));
+    };
+    bool is_there = find(barrier->own, MOST * FLAG_WORDS) && find(barrier->blocks, 1);
+    for (u32 rank = 0; rank < barrier->ranks && is_there; rank++) {
+        is_there = find(barrier->theirs[rank], 1);
     }
-    for (u32 rank = 0; rank < meeting->ranks; rank++) {
-        const auto *own = reinterpret_cast<const u32 *>(resolve(meeting->own + rank * FLAG, sizeof(u32)));
-        if (!own) {
-            return false;
-        }
-        while (int(seen(own) - value) < 0) {
-            if (seen(&meeting->is_off)) {
-                return false;
-            }
-            if (std::chrono::steady_clock::now() - began > std::chrono::nanoseconds(meeting->limit)) {
-                show(&meeting->missing, 1 + rank);
-                return false;
-            }
-            std::this_thread::yield();
-        }
-    }
-    return true;
+    return is_there;
 }
 
 void run_moves(const Function *function, std::vector<Move> moves) {
@@ -544,20 +522,27 @@ void run_reduction(const Function *function, const Parameter &parameter) {
     if (!header) {
         return;
     }
-    const u64 count = *const_cast<volatile u64 *>(&header->count);
+    const u64 began = nanoseconds();
+    const u32 count = load_acquire(&header->count);
     if (!resolve(parameter.moves, sizeof(Moves) + count * sizeof(Move))) {
         return;
     }
-    Meeting *meeting = &header->meeting;
-    const bool meets = meeting->ranks > 0 && !seen(&meeting->is_off);
+    Barrier barrier = header->barrier;
+    const bool waits = barrier.ranks > 0;
+    if (waits && (load_acquire(&header->barrier.is_cancelled) || !resolve(&barrier))) {
+        return;
+    }
     const auto *list = reinterpret_cast<const Move *>(header + 1);
-    const Move *middle = list + (meets ? std::min(count, header->before) : 0);
+    const Move *middle = list + (waits ? std::min(count, header->before) : 0);
     run_moves(function, std::vector<Move>(list, middle));
-    if (!meets || meet(meeting, meeting->value)) {
-        run_moves(function, std::vector<Move>(middle, list + count));
-        if (meets) {
-            meet(meeting, meeting->value + 1);
-        }
+    kolo_host_place(0, 1, 0, 1);
+    if (waits && !wait_before(barrier, &header->barrier, began)) {
+        return;
+    }
+    run_moves(function, std::vector<Move>(middle, list + count));
+    if (waits) {
+        kolo_host_place(0, 1, 0, 1);
+        wait_after(barrier, &header->barrier, began);
     }
 }
 
@@ -703,6 +688,9 @@ Result cuDeviceGetAttribute(int *value, int attribute, int) {
     switch (attribute) {
     case 16:  // multiprocessors
         *value = 4;
+        break;
+    case 17:  // whether kernels that run for some seconds are ended
+        *value = getenv("KOLO_FAKE_LIMIT") != nullptr;
         break;
     case 75:  // compute capability
         *value = 9;

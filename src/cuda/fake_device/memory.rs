@@ -27,7 +27,7 @@ pub(crate) struct FakeGpu {
     lent: Mutex<HashMap<u64, (Arc<Physical>, DeviceId)>>,
     next: AtomicU64,
     random: AtomicU64,
-    /// By device. Held while a kernel runs. Never freed.
+    /// By device. Held while a kernel runs. Never freed, so that a test can keep one.
     slices: Mutex<HashMap<DeviceId, &'static Mutex<()>>>,
 }
 

@@ -32,6 +32,7 @@ mod stream;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -86,8 +87,8 @@ pub(crate) struct FakeDevice {
     pub(crate) moves: Arc<AtomicUsize>,
     /// The number of kernels that were launched for moves.
     pub(crate) launches: AtomicUsize,
-    /// The number of kernels so far that met those of all other ranks.
-    pub(crate) meetings: Arc<AtomicUsize>,
+    /// The number of kernels so far that waited for those of all other ranks.
+    pub(crate) barriers: Arc<AtomicUsize>,
     /// The number of copies to or from the host so far.
     pub(crate) copies: AtomicUsize,
     /// The number of calls after which one fails; none fails if it is negative.
@@ -142,7 +143,7 @@ impl FakeDevice {
             scalings: AtomicUsize::new(0),
             moves: Arc::default(),
             launches: AtomicUsize::new(0),
-            meetings: Arc::default(),
+            barriers: Arc::default(),
             copies: AtomicUsize::new(0),
             fails_after: AtomicI64::new(-1),
             marks_fail: AtomicBool::new(false),
@@ -482,15 +483,16 @@ impl Device for FakeDevice {
         (dtype, redop): (DType, ReduceOp),
         moves: Address,
         _: u64,
-        may_meet: bool,
+        may_wait: bool,
     ) -> Result<()> {
         self.load(Entry::Reduce(dtype, Some(redop)));
         self.launches.fetch_add(1, Ordering::SeqCst);
-        let (moved, met) = (self.moves.clone(), self.meetings.clone());
+        let (moved, barriers) = (self.moves.clone(), self.barriers.clone());
         self.enqueue(stream, move |access| {
             access.kernel(|| {
-                // SAFETY: the memory is pinned until the stream has left, and the host has written orders there.
-                let (before, meeting, after) = unsafe { Moves::read(access.pinned(moves, 8)) };
+                let began = Instant::now();
+                // SAFETY: the memory is pinned until the stream has left, and the host has written a task there.
+                let (before, barrier, after) = unsafe { Moves::read(access.pinned(moves, 8)) };
                 let run = |moves: &[Move]| {
                     for one in moves {
                         let (count, divisor) = (one.count as usize, one.divisor as usize);
@@ -498,12 +500,21 @@ impl Device for FakeDevice {
                     }
                     moved.fetch_add(moves.len(), Ordering::SeqCst);
                 };
-                run(&before);
-                let meet = |is_end| !meeting.is_any() || meeting.meet(is_end, |address| access.resolve(address, 4));
-                assert!(may_meet || !meeting.is_any(), "the kernel was launched as one that meets no other");
-                if meet(false) {
+                if !barrier.is_any() {
+                    run(&before);
                     run(&after);
-                    met.fetch_add((meet(true) && meeting.is_any()).into(), Ordering::SeqCst);
+                    return;
+                }
+                assert!(may_wait, "the kernel was launched as one that waits for no other");
+                // As in `cuda-kernels/reduce.cu`: the number of moves is read before this.
+                if barrier.is_cancelled() {
+                    return;
+                }
+                run(&before);
+                let wait = |is_second| barrier.wait(began, is_second, |address| access.resolve(address, 4));
+                if wait(false) {
+                    run(&after);
+                    barriers.fetch_add(wait(true).into(), Ordering::SeqCst);
                 }
             });
         })

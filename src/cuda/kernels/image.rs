@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 pub(super) const SOURCE: &str = concat!(
     "#line 1 \"elements.cu\"\n",
     include_str!("../../../cuda-kernels/elements.cu"),
-    "#line 1 \"meeting.cu\"\n",
-    include_str!("../../../cuda-kernels/meeting.cu"),
+    "#line 1 \"barrier.cu\"\n",
+    include_str!("../../../cuda-kernels/barrier.cu"),
     "#line 1 \"reduce.cu\"\n",
     include_str!("../../../cuda-kernels/reduce.cu"),
     "#line 1 \"scale.cu\"\n",

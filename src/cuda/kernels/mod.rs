@@ -26,9 +26,10 @@ const THREADS: u32 = 512;
 /// Blocks that a multiprocessor runs at once, as in `cuda-kernels/elements.cu`.
 const BLOCKS: u32 = 2;
 
-/// The most blocks of a kernel that meets those of other GPUs. All of them must be on the GPU at once, also
-/// beside those of other communicators, and some ten are enough for the links between GPUs.
-pub(super) const MEETING_BLOCKS: u32 = 32;
+/// The most blocks of a kernel that waits for those of other GPUs. All of them must be on the GPU at once,
+/// also beside those of other communicators. That so many are enough for the links between GPUs is a
+/// guess: no machine with several GPUs has run it.
+pub(super) const WAITING_BLOCKS: u32 = 32;
 
 /// Bytes of the widest access to memory.
 const LINE: u64 = 16;
@@ -114,7 +115,7 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    /// The same with at most this many blocks.
+    /// Returns the same with at most this many blocks.
     pub(super) fn at_most(self, blocks: u32) -> Grid {
         Grid { blocks: self.blocks.min(blocks), ..self }
     }

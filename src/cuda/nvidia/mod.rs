@@ -605,7 +605,6 @@ impl Device for Gpu {
     unsafe fn reduce(&self, stream: StreamId, reduction: &Reduction<'_>) -> Result<()> {
         let Reduction { dtype, redop, sources, targets, count, divisor } = *reduction;
         let parameter = kernels::Parameter::of(Move::new(sources, targets, count, divisor as u32));
-        // SAFETY: the caller vouches for the memory.
         let grid = kernels::grid((count * dtype.size()) as u64, self.multiprocessors);
         // SAFETY: the caller vouches for the memory.
         unsafe { self.launch(stream, Kernel::Reduce(dtype, redop), parameter, grid) }
@@ -614,7 +613,6 @@ impl Device for Gpu {
     unsafe fn scale(&self, stream: StreamId, scaling: &Scaling) -> Result<()> {
         let (from, to) = scaling.dtypes;
         let bytes = (scaling.count * from.size().max(to.size())) as u64;
-        // SAFETY: the caller vouches for the memory.
         let grid = kernels::grid(bytes, self.multiprocessors);
         // SAFETY: the caller vouches for the memory.
         unsafe { self.launch(stream, Kernel::Scale(from, to), kernels::ScaleParameter::of(scaling), grid) }
@@ -626,10 +624,10 @@ impl Device for Gpu {
         (dtype, redop): (DType, ReduceOp),
         moves: Address,
         most: u64,
-        meets: bool,
+        may_wait: bool,
     ) -> Result<()> {
         let grid = kernels::grid(most, self.multiprocessors);
-        let grid = if meets { grid.at_most(kernels::MEETING_BLOCKS) } else { grid };
+        let grid = if may_wait { grid.at_most(kernels::WAITING_BLOCKS) } else { grid };
         // SAFETY: the caller vouches for the memory.
         unsafe { self.launch(stream, Kernel::Reduce(dtype, redop), kernels::Parameter::at(moves), grid) }
     }

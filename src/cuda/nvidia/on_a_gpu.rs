@@ -10,9 +10,9 @@ use crate::float8::{f8e4m3, f8e5m2};
 
 use super::super::device::{Event, MOST_PARTS, Memory, Pinned, Stream};
 use super::*;
+use crate::cuda::barrier::{DeviceBarrier, FLAGS_BYTES};
 use crate::cuda::direct::one_shot;
-use crate::cuda::meeting::{FLAGS, Meeting};
-use crate::cuda::moves::{Moves, Orders};
+use crate::cuda::moves::{KernelTask, Moves};
 use crate::cuda::shared::shared;
 use crate::reduce::{Kernel, scale_to, scales};
 use crate::types::mix;
@@ -339,7 +339,7 @@ fn moves_are_told_after_the_launch() {
     let from = |address: Address| address + 4 * half as u64;
     let moves = [Move::new(&[one, other], &[sum], half, 1), Move::new(&[from(one), from(other)], &[from(sum)], count - half, 1)];
     // SAFETY: there is room for two, and the kernel waits.
-    unsafe { Moves::write(list.at(0), Orders::of(moves.to_vec())) };
+    unsafe { Moves::write(list.at(0), KernelTask::of(moves.to_vec())) };
     words.go(0);
     until(|| words.has_left());
     let doubled = content.chunks(4).map(|bytes| 2.0 * f32::from_le_bytes(bytes.try_into().unwrap()));
@@ -407,15 +407,15 @@ fn a_graph_is_replayed() {
 }
 
 /// Kernels of two ranks wait for each other, here on one GPU; and one names the rank that does not
-/// come, or stops when the host says so.
+/// arrive, or stops when the host cancels the barrier.
 #[test]
-fn kernels_meet() {
+fn kernels_wait_for_each_other() {
     let Some(gpu) = gpu() else { return };
     let (dtype, redop, count) = (DType::F32, ReduceOp::Sum, 10_007);
     gpu.prepare(dtype, Some(redop)).unwrap();
     // A buffer for each rank, a slot for each, and its flags.
     let memory = |len: usize| [0, 1].map(|_| Memory::new(&gpu, len).unwrap());
-    let (buffers, slots, flags) = (memory(4 * count), memory(4 * count), memory(FLAGS));
+    let (buffers, slots, flags) = (memory(4 * count), memory(4 * count), memory(FLAGS_BYTES));
     let addresses = |memories: &[Memory; 2]| memories.each_ref().map(|memory| memory.address);
     let (at, slots, flags) = (addresses(&buffers), addresses(&slots), addresses(&flags));
     let streams = [0, 1].map(|_| Stream::new(&gpu).unwrap());
@@ -424,13 +424,13 @@ fn kernels_meet() {
     let words = [0, 1].map(|_| shared(&*gpu).words.take(&gpu, 1).unwrap());
     for rank in [0, 1] {
         put(&gpu, &streams[rank], &content[rank], at[rank]);
-        put(&gpu, &streams[rank], &[0; FLAGS], flags[rank]);
+        put(&gpu, &streams[rank], &[0; FLAGS_BYTES], flags[rank]);
     }
     let tell = |number: u32, rank: usize, limit: Duration| {
         let moves = one_shot(rank, &slots, (at[rank], at[rank]), count).to_vec();
-        let orders = Orders { moves, before: 1, meeting: Meeting::new(number, rank, &flags, limit) };
+        let task = KernelTask { moves, before: 1, barrier: DeviceBarrier::new(number, rank, &flags, limit) };
         // SAFETY: there is room for two moves, and no kernel reads them yet.
-        unsafe { Moves::write(lists[rank].at(0), orders) };
+        unsafe { Moves::write(lists[rank].at(0), task) };
     };
     let launch = |rank: usize| {
         let (list, most) = (lists[rank].address(), 4 * count as u64);
@@ -452,19 +452,31 @@ fn kernels_meet() {
         // SAFETY: the list was written.
         assert_eq!(unsafe { Moves::missing(lists[rank].at(0)) }, None);
     }
-    // Rank 1 does not come.
-    for is_called_off in [false, true] {
+    // Rank 1 does not arrive. What the host reads of its flags is copied by its stream.
+    let (event, mut flag) = (Event::new(&gpu).unwrap(), [0; 4]);
+    let mut has_arrived = |value: u32| {
+        // SAFETY: both live until the copy is done.
+        unsafe { gpu.copy_out(streams[1].id, flags[1], flag.as_mut_ptr(), 4).unwrap() };
+        event.record(streams[1].id).unwrap();
+        until_done(&event);
+        u32::from_le_bytes(flag) == value
+    };
+    for (is_cancelled, turn) in [(true, 1), (false, 2)] {
         words.iter().for_each(|words| words.rewind_left());
-        tell(1, 0, if is_called_off { long } else { Duration::from_millis(100) });
+        tell(turn, 0, if is_cancelled { long } else { Duration::from_millis(100) });
         launch(0);
-        if is_called_off {
+        if is_cancelled {
+            let began = Instant::now();
+            while !has_arrived(3) {
+                assert!(began.elapsed() < PATIENCE, "the kernel does not arrive");
+            }
             // SAFETY: it is memory for moves.
             unsafe { Moves::take_back(lists[0].at(0)) };
         }
         until(|| words[0].has_left());
         // SAFETY: the list was written.
         let missing = unsafe { Moves::missing(lists[0].at(0)) };
-        assert_eq!(missing, if is_called_off { None } else { Some(1) });
+        assert_eq!(missing, if is_cancelled { None } else { Some(1) });
         // What it would have summed stays.
         assert!(get(&gpu, &streams[0], at[0], 4 * count).chunks(4).map(number).eq(sums.iter().copied()));
     }

@@ -2,18 +2,18 @@
 //! areas of the ranks.
 //!
 //! Ranks wait for each other on the host, before and after the kernels run. Where each rank has a GPU
-//! of its own, the kernels [meet](crate::cuda::meeting) instead, if they use the buffers where they are:
-//! the ranks tell each other of their buffers when they call, so a kernel can begin as soon as its
-//! stream arrives.
+//! of its own, the kernels [wait for each other](crate::cuda::barrier) instead, if they use the buffers
+//! where they are: the ranks tell each other of their buffers before the streams arrive, so a kernel can
+//! begin as soon as its stream does.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::operation::OnDevices;
+use crate::cuda::barrier::DeviceBarrier;
 use crate::cuda::device::Address;
 use crate::cuda::direct::{Place, Plan, one_shot};
-use crate::cuda::meeting::Meeting;
-use crate::cuda::moves::{Move, Orders};
+use crate::cuda::moves::{KernelTask, Move};
 use crate::cuda::peers::{BufferAt, Part, Peers, Record, Said};
 use crate::cuda::rounds::Cut;
 use crate::error::{Cause, Error, Result};
@@ -24,9 +24,11 @@ use crate::types::DType;
 impl OnDevices<'_> {
     /// # Safety
     ///
-    /// As for [`OnDevices::run`]. The stream has arrived in the first round, unless kernels meet.
+    /// As for [`OnDevices::run`]. The stream has arrived in the first round, unless kernels wait for
+    /// each other.
     pub(super) unsafe fn direct(&mut self, lent: &Lent, cut: &Cut, peers: &Arc<Peers>, said: &Said) -> Result<()> {
-        // Unless kernels meet, none begins before all streams have arrived and all ranks have said so.
+        // Unless kernels wait for each other, none begins before all streams have arrived and all ranks have
+        // said so.
         let mine = part(lent);
         let records = self.exchange_as(mine, said.clone())?;
         // A replay says what was said at the capture.
@@ -38,23 +40,24 @@ impl OnDevices<'_> {
         self.path = Some(if is_in_place { PathTaken::InPlace } else { PathTaken::ThroughAreas });
         if is_in_place {
             // All rounds at once, in the first kernel. Those of the other rounds find nothing.
-            let meeting = if peers.meets() { peers.meeting(self.limit()) } else { Meeting::none() };
-            self.launch(lent, cut, peers, &records, None, meeting)?;
-            if !peers.meets() {
+            self.launch(lent, cut, peers, &records, None)?;
+            if !peers.have_barrier() {
                 self.synchronise()?;
             }
             self.end(lent, cut.rounds - 1);
             return Ok(());
         }
         for round in 0..cut.rounds {
-            let is_first = round == 0 && !peers.meets();
-            if !is_first {
+            // The exchange came after the arrival of all streams in the first round, or before it.
+            let have_arrived = round == 0 && !peers.have_barrier();
+            if !have_arrived {
+                // Only streams that pass data arrive in each round.
                 if passes(&records[self.rank]) || round == 0 {
                     self.until_arrived(lent, round)?;
                 }
                 self.synchronise()?;
             }
-            self.launch(lent, cut, peers, &records, Some(round), Meeting::none())?;
+            self.launch(lent, cut, peers, &records, Some(round))?;
             // No rank takes its data, or returns, before all kernels have finished.
             self.synchronise()?;
             self.end(lent, round);
@@ -73,21 +76,14 @@ impl OnDevices<'_> {
         let buffers = (call.send.ptr.addr() as Address, call.recv.ptr.addr() as Address);
         let moves = one_shot(self.rank, &peers.slots(), buffers, call.count).to_vec();
         self.check_not_cancelled()?;
-        self.go(lent, 0, Orders { moves, before: 1, meeting: peers.meeting(self.limit()) })?;
+        self.go(lent, 0, KernelTask { moves, before: 1, barrier: peers.barrier(self.limit()) })?;
         self.end(lent, 0);
         Ok(())
     }
 
-    /// Has this rank's kernel do its moves, if it has one, and waits for it.
-    fn launch(
-        &self,
-        lent: &Lent,
-        cut: &Cut,
-        peers: &Peers,
-        records: &[Record],
-        round: Option<usize>,
-        meeting: Meeting,
-    ) -> Result<()> {
+    /// Has this rank's kernel do its moves in a round, or in all rounds at once, if it has a kernel, and
+    /// waits for it.
+    fn launch(&self, lent: &Lent, cut: &Cut, peers: &Peers, records: &[Record], round: Option<usize>) -> Result<()> {
         if !peers.is_leader() {
             return Ok(());
         }
@@ -102,19 +98,21 @@ impl OnDevices<'_> {
         let plan = Plan { cut, leaders: &peers.leaders, round, changes };
         self.check_not_cancelled()?;
         let moves: Vec<Move> = plan.moves(self.rank, &places);
-        self.go(lent, round.unwrap_or(0), Orders { moves, before: 0, meeting })?;
+        let barrier = if round.is_none() && peers.have_barrier() { peers.barrier(self.limit()) } else { DeviceBarrier::none() };
+        self.go(lent, round.unwrap_or(0), KernelTask { moves, before: 0, barrier })?;
         if round.is_none() && cut.rounds > 1 {
-            self.go(lent, cut.rounds - 1, Orders::of(Vec::new()))?;
+            self.go(lent, cut.rounds - 1, KernelTask::of(Vec::new()))?;
         }
         Ok(())
     }
 
-    fn go(&self, lent: &Lent, round: usize, orders: Orders) -> Result<()> {
+    fn go(&self, lent: &Lent, round: usize, task: KernelTask) -> Result<()> {
         let gate = lent.gate().expect("a direct call has words");
-        if !gate.go(round as u32, orders) {
+        if !gate.go(round as u32, task) {
             return Err(Error::Aborted { op: self.call.op, seq: self.core.next_seq() - 1 });
         }
         let until = |is_there: fn(&Gate, u32) -> bool| {
+            self.step();
             self.shared.until_stream(self.call, lent, Some(self.core.next_seq()), |gate| is_there(gate, round as u32))
         };
         // The deadline of the kernel begins when its stream arrives.
@@ -126,8 +124,8 @@ impl OnDevices<'_> {
         }
     }
 
-    /// How long a kernel waits for others. The rank that waits on the host for its kernel waits longer, so
-    /// that the kernel can say for whom it has waited.
+    /// How long a kernel waits for others, from its beginning. The host waits longer for the kernel, so that
+    /// this can name the rank that did not arrive.
     fn limit(&self) -> Duration {
         self.timeout() / 8 * 7
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::watchdog::Watched;
+use crate::Work;
 use crate::communicator::{Builder, Communicator};
 use crate::cuda::device::{Address, Device, DeviceId, Driver, StreamId};
 use crate::cuda::fake_device::{FakeDevice, FakeGpu, Machine};
@@ -100,6 +101,12 @@ impl Process {
         let call = Call { timeout, ..self.call_on(stream, Op::AllReduce, DType::F32, count, memory) };
         // SAFETY: the memory is freed when the stream has passed the call.
         unsafe { self.comm.exec.run_prepared(&call) }
+    }
+
+    /// Starts a sum of f32 in place.
+    pub(super) fn start(&self, count: usize, memory: Address) -> Result<Work<()>> {
+        // SAFETY: the memory is freed when the stream has passed the call.
+        unsafe { self.comm.exec.start_prepared(self.call(Op::AllReduce, DType::F32, count, memory)) }
     }
 
     /// Whether it launches kernels: the first one of those that share a GPU.

@@ -92,8 +92,9 @@ fn every_collective_on(bed: &Bed, path: Path) {
         }
         let DeviceStats { whole, staged, in_place, through_areas, one_shot, copied } = comm.stats().device;
         let each = (REPLAYS * OPS.len()) as u64;
-        // Of three sizes, the first is short, and in the second an all-reduce is one-shot where kernels meet.
-        let shots = if bed.meets(path) { REPLAYS as u64 } else { 0 };
+        // Of three sizes, the first is short, and in the second an all-reduce is one-shot where kernels
+        // wait for each other.
+        let shots = if bed.have_barrier(path) { REPLAYS as u64 } else { 0 };
         let large = 2 * each - shots;
         let large = if matches!(path, Path::Areas | Path::Staged) { [large, 0] } else { [0, large] };
         let counted = ([whole, through_areas, one_shot, copied], [staged, in_place]);

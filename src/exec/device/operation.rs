@@ -123,7 +123,7 @@ impl<'a> OnDevices<'a> {
         result
     }
 
-    fn step(&self) {
+    pub(super) fn step(&self) {
         if let Some(watched) = &self.watched {
             watched.step();
         }
@@ -131,13 +131,8 @@ impl<'a> OnDevices<'a> {
 
     unsafe fn run_lent(&mut self, lent: &Lent) -> Result<()> {
         let path = lent.path().expect("a call that is lent has been enqueued before it is queued");
-        let meets = match path {
-            Path::OneShot { .. } => true,
-            Path::Direct { peers, .. } => peers.meets(),
-            _ => false,
-        };
-        // Kernels that meet find out for themselves whether the streams have arrived.
-        if !meets {
+        // Kernels that wait for each other find out for themselves whether the streams have arrived.
+        if !path.have_barrier() {
             self.until_arrived(lent, 0)?;
         }
         let mut call = Call { lent: None, ..self.call.clone() };

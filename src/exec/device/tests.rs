@@ -75,13 +75,13 @@ impl Bed {
         self.sum(|device| device.moves.load(Ordering::SeqCst))
     }
 
-    /// Kernels that have met those of other ranks.
-    fn meetings(&self) -> usize {
-        self.sum(|device| device.meetings.load(Ordering::SeqCst))
+    /// Kernels that have waited for those of other ranks.
+    fn barriers(&self) -> usize {
+        self.sum(|device| device.barriers.load(Ordering::SeqCst))
     }
 
-    /// Whether kernels meet: each rank has a GPU.
-    pub(super) fn meets(&self, path: Path) -> bool {
+    /// Whether kernels wait for each other: each rank has a GPU.
+    pub(super) fn have_barrier(&self, path: Path) -> bool {
         path == Path::Apart || path == Path::Peers && self.world == 2
     }
 
@@ -322,7 +322,7 @@ fn every_collective_on(bed: &Bed, path: Path, dtype: DType) {
         let took = [whole, staged, in_place, through_areas, one_shot, copied].map(|operations| operations > 0);
         let may_be_in_place = is_direct && path != Path::Areas;
         // An all-to-all in place passes through areas.
-        let expected = [true, !is_direct, may_be_in_place, is_direct, bed.meets(path), false];
+        let expected = [true, !is_direct, may_be_in_place, is_direct, bed.have_barrier(path), false];
         assert_eq!(took, expected, "{path:?}: {:?}", comm.stats());
     });
     let direct = bed.moves();
@@ -338,7 +338,7 @@ fn every_collective_on(bed: &Bed, path: Path, dtype: DType) {
         _ => 1,
     };
     assert_eq!(leaders, gpus);
-    assert_eq!(bed.meetings() > 0, bed.meets(path));
+    assert_eq!(bed.barriers() > 0, bed.have_barrier(path));
     assert_eq!(bed.devices[0].gpu_used(), 0, "all memory was freed");
 }
 

@@ -140,7 +140,7 @@ impl Executor {
                 let why = "its kernel could not be loaded, although those of earlier calls could".to_owned();
                 Err(Error::Unsupported { what: "a reduction on a device", why })
             }
-            Mode::Direct(_, peers) if peers.meets() && call.op == Op::AllReduce && call.send.len <= ONE_SHOT => {
+            Mode::Direct(_, peers) if peers.have_barrier() && call.op == Op::AllReduce && call.send.len <= ONE_SHOT => {
                 let moves = Some(shared(&**device).pinned.take(device, Moves::bytes(2))?);
                 Ok(Ready { path: Path::OneShot { peers }, gate: gate(1, moves, None)?, lane })
             }
@@ -361,7 +361,7 @@ impl Enqueued {
                     }
                     let at = |round: usize| Segment::Device(peers.own_segment(round));
                     let segments = Segments { slots: HALVES, at: Box::new(at) };
-                    let kernel = peers.is_leader().then(|| (kernel(call), peers.meets()));
+                    let kernel = peers.is_leader().then(|| (kernel(call), peers.have_barrier()));
                     self.give_rounds(call, lent, (cut, rank), passes.then_some(&segments), kernel)?;
                 }
                 (Path::OneShot { peers }, Step::Receive) => {
@@ -384,7 +384,8 @@ impl Enqueued {
     }
 
     /// Enqueues the rounds of a call. Each copies to a segment and from it, or uses the buffers in
-    /// place; and runs this rank's kernel, if it has one, which may meet those of other ranks.
+    /// place; and runs this rank's kernel, if it has one, which may wait for those of
+    /// other ranks.
     ///
     /// # Safety
     ///
@@ -434,11 +435,11 @@ impl Enqueued {
             bring(round)?;
         }
         for round in 0..cut.rounds {
-            if let (Some((kernel, meets)), Some(moves)) = (kernel, gate.moves()) {
+            if let (Some((kernel, may_wait)), Some(moves)) = (kernel, gate.moves()) {
                 words.enqueue_until_go(device, stream, round as u32)?;
                 // SAFETY: the moves stay until the stream has left. The host tells what every rank
                 // has lent.
-                unsafe { device.run_moves(stream, kernel, moves, call.bytes(cut.world), meets)? };
+                unsafe { device.run_moves(stream, kernel, moves, call.bytes(cut.world), may_wait)? };
                 words.enqueue_done(device, stream, round as u32)?;
             }
             if segments.is_some() || round + 1 == cut.rounds {

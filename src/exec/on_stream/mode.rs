@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use super::verify::{VERIFIED, verify};
 use crate::config::DeviceWaits;
+use crate::cuda::barrier::FLAGS_BYTES;
 use crate::cuda::device::{Address, Device, Event, Memory};
 use crate::cuda::imports::Import;
-use crate::cuda::meeting::FLAGS;
 use crate::cuda::peers::{BEHIND_AREA, Exported, ONE_SHOT, Peers, Record, leaders};
 use crate::cuda::shared::shared;
 use crate::error::{Error, Result};
@@ -25,8 +25,11 @@ use crate::types::Rank;
 /// How long a rank waits for the closing of areas of earlier communicators.
 const CLOSES: Duration = Duration::from_secs(5);
 
-/// Bytes of a rank's area on its device.
-const DEVICE_AREA: usize = if cfg!(test) { 1 << 20 } else { 64 << 20 };
+/// Bytes that a rank allocates on its device.
+const ALLOCATED: usize = if cfg!(test) { 1 << 20 } else { 64 << 20 };
+
+/// Bytes of its area there.
+const DEVICE_AREA: usize = ALLOCATED - BEHIND_AREA;
 
 const _: () = assert!(VERIFIED <= DEVICE_AREA);
 
@@ -87,33 +90,47 @@ impl Executor {
         let areas = areas.inspect_err(|error| {
             tracing::info!(%error, "memory of other ranks cannot be reached: it passes through the host");
         });
-        let agreed = self.in_turn(call, |operation| operation.agree_on_areas(areas.is_ok(), &records))?;
-        let memory = ManuallyDrop::into_inner(memory);
-        match agreed {
-            Prepared::Staged(memory, place) => staged(memory, place),
+        match self.in_turn(call, |operation| operation.agree_on_areas(areas.is_ok(), &records))? {
+            Prepared::Staged(host, place) => {
+                drop(ManuallyDrop::into_inner(memory));
+                staged(host, place)
+            }
             Prepared::Reachable(records) => {
                 let areas = areas.expect("all ranks have opened the areas");
-                let is_apart = leaders(&records.iter().map(|record| record.device).collect::<Vec<_>>());
-                let is_apart = is_apart.iter().enumerate().all(|(rank, &leader)| leader == rank);
-                let may_meet = is_apart && state.settings.device_waits == DeviceWaits::Kernels;
-                let memory = ManuallyDrop::new(memory);
-                let meets = may_meet && self.in_turn(call, |operation| operation.agree(!device.limits_kernels()))?;
-                let memory = ManuallyDrop::into_inner(memory);
-                let waits = if meets { DeviceWaits::Kernels } else { DeviceWaits::Host };
-                tracing::debug!(device = device.name(), %waits, "ranks reach each other's memory");
-                let peers = Peers::new(state.info.rank, &records, (memory, DEVICE_AREA), areas, meets);
+                let have_barrier = self.agree_on_barrier(call, device, &records)?;
+                let waits = if have_barrier { DeviceWaits::Kernels } else { DeviceWaits::Host };
+                tracing::debug!(device = device.name(), %waits, "ranks reach each other's memory, and wait for each other");
+                let memory = (ManuallyDrop::into_inner(memory), DEVICE_AREA);
+                let peers = Peers::new(state.info.rank, &records, memory, areas, have_barrier);
                 Ok(Mode::Direct(device.id(), Arc::new(peers)))
             }
         }
     }
 }
 
+impl Executor {
+    /// Agrees with the other ranks whether kernels wait for each other: if each rank has a device of its
+    /// own, and none of these ends kernels that run for long.
+    fn agree_on_barrier(&self, call: &Call, device: &Arc<dyn Device>, records: &[Record]) -> Result<bool> {
+        let devices: Vec<_> = records.iter().map(|record| record.device).collect();
+        let have_own_devices = leaders(&devices).into_iter().eq(0..records.len());
+        if !have_own_devices || self.state.settings.device_waits == DeviceWaits::Host {
+            return Ok(false);
+        }
+        self.in_turn(call, |operation| operation.agree(!device.limits_kernels()))
+    }
+}
+
 /// Allocates this rank's area; `None` if there is no memory for it, or if peers could not open it.
 fn own_area(device: &Arc<dyn Device>, timeout: Duration) -> Option<(Memory, Exported)> {
-    let made = Memory::new(device, DEVICE_AREA + BEHIND_AREA).and_then(|memory| {
+    let made = Memory::new(device, ALLOCATED).and_then(|memory| {
         let extent = device.extent(memory.address)?;
         let handle = device.export(&extent)?;
-        clear(device, memory.address + (DEVICE_AREA + ONE_SHOT) as Address, timeout)?;
+        if let Err(error) = clear(device, memory.address + (DEVICE_AREA + ONE_SHOT) as Address, timeout) {
+            // The stream may still come to it.
+            std::mem::forget(memory);
+            return Err(error);
+        }
         Ok((memory, Exported { extent, handle }))
     });
     made.inspect_err(|error| tracing::info!(%error, "no area on the device: its memory passes through the host")).ok()
@@ -122,8 +139,8 @@ fn own_area(device: &Arc<dyn Device>, timeout: Duration) -> Option<(Memory, Expo
 /// Sets the flags at an address to 0, before other ranks know of them.
 fn clear(device: &Arc<dyn Device>, flags: Address, timeout: Duration) -> Result<()> {
     let lane = shared(&**device).lanes.take(device)?;
-    // SAFETY: the flags are in an area that is alive until the stream is done.
-    unsafe { device.zero(lane.stream.id, flags, FLAGS)? };
+    // SAFETY: the flags are in an area, which the caller keeps for ever if this fails.
+    unsafe { device.zero(lane.stream.id, flags, FLAGS_BYTES)? };
     finish(&lane, timeout)?;
     shared(&**device).lanes.give_back(lane);
     Ok(())

@@ -15,7 +15,7 @@ use half::{bf16, f16};
 use super::image::SOURCE;
 use super::{LINE, Parameter, entry};
 use crate::cuda::device::MOST_PARTS as MOST;
-use crate::cuda::moves::{Move, Moves, Orders};
+use crate::cuda::moves::{KernelTask, Move, Moves};
 use crate::float8::{f8e4m3, f8e5m2};
 use crate::reduce::Kernel;
 use crate::types::{DType, ReduceOp, mix};
@@ -284,7 +284,7 @@ fn difference(
         let mut list = vec![0u64; Moves::bytes(2) / 8];
         let nothing = Move::new(&addresses[..1], &addresses[..1], 0, 1);
         // SAFETY: there is room for two.
-        unsafe { Moves::write(list.as_mut_ptr().cast(), Orders::of(vec![nothing, only])) };
+        unsafe { Moves::write(list.as_mut_ptr().cast(), KernelTask::of(vec![nothing, only])) };
         let listed = Parameter::at(list.as_ptr().expose_provenance() as u64);
         host.run(&entry(dtype, redop).unwrap(), if is_backwards { listed } else { Parameter::of(only) }, is_backwards);
         for (i, (buffer, expected)) in buffers.iter_mut().zip(&mut expected).enumerate() {

@@ -74,6 +74,7 @@ class Config(ctypes.Structure):
         ("tls_cert", c_char_p),
         ("tls_key", c_char_p),
         ("flag_layout", c_char_p),
+        ("device_waits", c_char_p),
     ]
 
 

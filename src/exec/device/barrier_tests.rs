@@ -1,7 +1,7 @@
 //! Kernels of several GPUs that wait for each other.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::driver_tests::{COUNT, Process, Seat, on_seats, on_seats_by, seats};
 use crate::Communicator;
@@ -12,14 +12,28 @@ use crate::error::{Cause, Error};
 /// Elements of a sum that is one-shot, and of one that is not.
 const COUNTS: [usize; 2] = [40_000, COUNT];
 
-fn meetings(process: &Process) -> usize {
-    process.device.meetings.load(Ordering::SeqCst)
+fn barriers(process: &Process) -> usize {
+    process.device.barriers.load(Ordering::SeqCst)
 }
 
-/// Sums until kernels have met, and returns the memory.
+fn until(is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(100), "it does not happen");
+        std::thread::yield_now();
+    }
+}
+
+/// Waits for the failure of a communicator.
+fn failure(process: &Process) -> Error {
+    until(|| process.comm.exec.failure().is_some());
+    process.comm.exec.failure().unwrap().clone()
+}
+
+/// Sums until kernels have waited for each other, and returns the memory.
 fn warm_up(process: &Process, count: usize) -> Address {
     let memory = process.ones();
-    while meetings(process) < 2 {
+    while barriers(process) < 2 {
         process.sum(count, memory, None).unwrap();
         process.device.synchronise(process.stream);
     }
@@ -37,21 +51,16 @@ fn a_stream_that_does_not_come_is_named_by_the_kernel() {
         on_seats(seats(2, false), |process| {
             let memory = warm_up(&process, count);
             if process.rank == 0 {
-                process.sum(count, memory, Some(Duration::from_millis(400))).unwrap();
+                process.sum(count, memory, Some(Duration::from_secs(2))).unwrap();
                 process.device.synchronise(process.stream);
-                while process.comm.exec.failure().is_none() {
-                    std::thread::yield_now();
-                }
-                let error = process.comm.exec.failure().unwrap();
+                let error = failure(&process);
                 has_failed.store(true, Ordering::SeqCst);
                 assert_eq!(error.culprit(), Some(1), "{error}");
                 assert!(matches!(error, Error::Peer { cause: Cause::Silent { .. }, .. }), "{error}");
             } else {
                 let held = process.device.hold_back(process.stream);
                 process.sum(count, memory, None).unwrap();
-                while !has_failed.load(Ordering::SeqCst) {
-                    std::thread::yield_now();
-                }
+                until(|| has_failed.load(Ordering::SeqCst));
                 drop(held);
                 process.device.synchronise(process.stream);
             }
@@ -69,7 +78,11 @@ fn a_failure_ends_the_wait_of_a_kernel() {
                 // Its kernel waits for that of rank 1, whose stream does not come.
                 process.sum(count, memory, None).unwrap();
                 process.device.synchronise(process.stream);
-                assert!(process.comm.exec.failure().is_some());
+                let error = failure(&process);
+                assert!(
+                    !matches!(error, Error::Peer { cause: Cause::Silent { .. }, .. }),
+                    "the kernel waited to its limit: {error}"
+                );
             } else {
                 let held = process.device.hold_back(process.stream);
                 process.sum(count, memory, None).unwrap();
@@ -81,9 +94,9 @@ fn a_failure_ends_the_wait_of_a_kernel() {
     }
 }
 
-/// A rank that ends while the kernels meet: the other streams continue.
+/// A rank that ends while kernels wait: the other streams continue.
 #[test]
-fn a_rank_ends_while_kernels_meet() {
+fn a_rank_ends_while_kernels_wait() {
     for (count, microseconds) in COUNTS.into_iter().flat_map(|count| [0, 50, 200, 1000].map(|time| (count, time))) {
         on_seats(seats(3, false), |process| {
             let memory = warm_up(&process, count);
@@ -93,6 +106,8 @@ fn a_rank_ends_while_kernels_meet() {
             }
             while process.sum(count, memory, None).is_ok() {}
             process.device.synchronise(process.stream);
+            let error = failure(&process);
+            assert!(process.rank == 1 || matches!(error.culprit(), None | Some(1)), "{error}");
         });
     }
 }
@@ -111,7 +126,7 @@ fn kernels_wait_only_where_they_may() {
             process.comm.barrier().unwrap();
         }
         let stats = process.comm.stats().device;
-        assert!(meetings(&process) == 0 && stats.one_shot == 0 && stats.in_place > 0, "{stats:?}");
+        assert!(barriers(&process) == 0 && stats.one_shot == 0 && stats.in_place > 0, "{stats:?}");
     };
     let all: Vec<Seat> = seats(2, false);
     all[1].device.limits_kernels.store(true, Ordering::SeqCst);
@@ -120,9 +135,9 @@ fn kernels_wait_only_where_they_may() {
     on_seats(seats(3, true), expect_none);
 }
 
-/// Calls on several streams of a rank, with different sizes: their meetings do not meet.
+/// Calls on several streams of a rank, with different sizes: no barrier is taken for that of another.
 #[test]
-fn meetings_of_several_streams() {
+fn barriers_of_several_streams() {
     on_seats(seats(3, false), |process| {
         let others: Vec<_> = (0..3).map(|_| process.device.user_stream()).collect();
         let memories: Vec<Address> = others.iter().map(|_| warm_up(&process, COUNT)).collect();
@@ -145,7 +160,7 @@ fn meetings_of_several_streams() {
 
 /// A rank calls with host memory, and the others with device memory: all are told so.
 #[test]
-fn host_memory_beside_a_meeting() {
+fn host_memory_beside_a_barrier() {
     for count in COUNTS {
         let told = AtomicUsize::new(0);
         on_seats(seats(2, false), |process| {
@@ -156,15 +171,33 @@ fn host_memory_beside_a_meeting() {
             } else {
                 process.comm.all_reduce(&mut vec![1f32; count], crate::ReduceOp::Sum).unwrap_err();
             }
-            while process.comm.exec.failure().is_none() {
-                std::thread::yield_now();
-            }
             // A rank may learn from the other one first.
-            let said = process.comm.exec.failure().unwrap().to_string();
+            let said = failure(&process).to_string();
             let is_why = said.contains("host and device memory");
             assert!(is_why || said.contains("has revoked"), "{said}");
             told.fetch_add(is_why.into(), Ordering::SeqCst);
         });
         assert!(told.into_inner() > 0, "no rank says why");
+    }
+}
+
+/// A host lets its stream go before its kernel has begun, as the watchdog does: other ranks do not take
+/// the kernel for one that has done its part.
+#[test]
+fn a_kernel_that_moves_nothing_does_not_arrive() {
+    for count in COUNTS {
+        on_seats(seats(2, false), |process| {
+            let memory = warm_up(&process, count);
+            process.device.write(process.stream, memory, 1f32.to_le_bytes().repeat(count));
+            let held = (process.rank == 1).then(|| process.device.hold_back(process.stream));
+            let call = process.start(count, memory);
+            if process.rank == 1 {
+                process.comm.exec.state.release_streams();
+                drop(held);
+            }
+            let outcome = call.and_then(|work| Ok(work.wait()?));
+            process.device.synchronise(process.stream);
+            assert!(process.rank == 1 || outcome.is_err(), "rank 0 has succeeded with what rank 1 did not send");
+        });
     }
 }
