@@ -5,8 +5,15 @@
 // A rank's flag says that all blocks of its kernel have arrived: the last one writes it. All of them
 // are on the GPU at once, because the grid is small.
 
+// A kernel that stops waiting says so on all GPUs, in the word behind its flag. Its stream goes on then, and
+// its buffers change. So a kernel that has found all flags also looks whether a rank has given up: if
+// none has, all buffers were intact until then.
+
 // Words from one flag to the next.
 constexpr u32 FLAG_WORDS = 16;
+
+// In `missing`: the rank has given up.
+constexpr u32 HAS_GIVEN_UP = 1u << 31;
 
 // How often a thread looks at a flag before it looks at the clock, and whether the host has cancelled
 // the barrier, which it reads from the host's memory.
@@ -29,7 +36,7 @@ struct Barrier {
     u32 ranks;
     // The host sets it: the kernel stops waiting.
     u32 is_cancelled;
-    // The kernel writes it: 1 + the rank that did not arrive in time.
+    // The kernel writes it: 1 + the rank that did not arrive in time, or that has given up.
     u32 missing;
 };
 static_assert(sizeof(Barrier) == 168, "as in src/cuda/barrier.rs");
@@ -80,50 +87,67 @@ __device__ inline bool arrive(const Barrier &b, u32 value) {
     // No block counts again before it has seen this rank's own flag.
     atomicExch(b.blocks, 0);
     __threadfence_system();
+#pragma unroll 1
     for (u32 rank = 0; rank < b.ranks; rank++) {
         store_release(b.theirs[rank], value);
     }
     return true;
 }
 
-// Waits for the flags of all ranks, in a kernel that began at `began`. Returns false if the host cancels
-// the barrier, or if a rank does not arrive in time. `on_host` is where the host has the barrier.
+// Says on all GPUs that this rank does not wait any more.
+__device__ inline void give_up(const Barrier &b) {
+#pragma unroll 1
+    for (u32 rank = 0; rank < b.ranks; rank++) {
+        store_release(b.theirs[rank] + 1, 1);
+    }
+    __threadfence_system();
+}
+
+// Waits for the flags of all ranks, in a kernel that began at `began`. Gives up, and returns false, if the
+// host cancels the barrier, if a rank does not arrive in time, or if one has given up. `on_host` is
+// where the host has the barrier.
 __device__ inline bool await(const Barrier &b, Barrier *on_host, u64 began, u32 value) {
+#pragma unroll 1
     for (u32 rank = 0; rank < b.ranks; rank++) {
         u32 looks = 0;
         while (int(load_acquire(b.own + rank * FLAG_WORDS) - value) < 0) {
             if (++looks % LOOKS > 0) {
                 continue;
             }
-            if (load_acquire(&on_host->is_cancelled)) {
-                return false;
-            }
-            if (nanoseconds() - began > b.limit) {
+            bool is_late = nanoseconds() - began > b.limit;
+            if (is_late) {
                 store_release(&on_host->missing, 1 + rank);
+            }
+            if (is_late || load_acquire(&on_host->is_cancelled)) {
+                give_up(b);
                 return false;
             }
             relax();
         }
     }
+#pragma unroll 1
+    for (u32 rank = 0; rank < b.ranks; rank++) {
+        const u32 *own = b.own + rank * FLAG_WORDS;
+        // Another block of this rank may have given up: its reason stands.
+        if (own != b.theirs[rank] && load_acquire(own + 1)) {
+            store_release(&on_host->missing, (1 + rank) | HAS_GIVEN_UP);
+            give_up(b);
+            return false;
+        }
+    }
     return true;
 }
 
-// Waits with all blocks of the kernel until all ranks have arrived. Returns false if they do not.
-__device__ inline bool wait_before(const Barrier &b, Barrier *on_host, u64 began) {
+// Has all blocks of the kernel wait until all ranks have arrived; at the end of the kernel, only the last
+// block. Returns false if they do not.
+__device__ inline bool wait(const Barrier &b, Barrier *on_host, u64 began, bool is_end) {
     __shared__ bool have_arrived;
     __syncthreads();
     if (threadIdx.x == 0) {
-        arrive(b, b.value);
-        have_arrived = await(b, on_host, began, b.value);
+        u32 value = b.value + is_end;
+        bool is_last = arrive(b, value);
+        have_arrived = (is_end && !is_last) || await(b, on_host, began, value);
     }
     __syncthreads();
     return have_arrived;
-}
-
-// Keeps the kernel from ending before all ranks have arrived at their ends.
-__device__ inline void wait_after(const Barrier &b, Barrier *on_host, u64 began) {
-    __syncthreads();
-    if (threadIdx.x == 0 && arrive(b, b.value + 1)) {
-        await(b, on_host, began, b.value + 1);
-    }
 }

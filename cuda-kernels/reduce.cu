@@ -273,12 +273,13 @@ template <class E, class Op> __device__ inline void run(const Parameter &p) {
     __shared__ Barrier barrier;
     __shared__ u64 began;
     __shared__ u32 moves, before, next;
-    __shared__ bool waits, is_cancelled;
+    __shared__ bool waits, is_cancelled, is_end;
     // One thread of each block reads the number, because the host may take the moves back meanwhile. It
     // cancels the barrier first, so a block that finds no moves also finds that it is cancelled.
     if (threadIdx.x == 0) {
         began = nanoseconds();
         next = 0;
+        is_end = false;
         moves = p.moves ? load_acquire(&p.moves->count) : 1;
         const volatile Moves *on_host = p.moves;
         before = on_host ? on_host->before : 0;
@@ -294,11 +295,20 @@ template <class E, class Op> __device__ inline void run(const Parameter &p) {
     }
     for (;;) {
         __syncthreads();
-        if (next == before && waits && !wait_before(barrier, &p.moves->barrier, began)) {
-            return;
+        // One place, because each entry has its own copy of the barrier.
+        if (waits && next == (is_end ? moves : before)) {
+            // All threads read it before the first one changes it.
+            const bool was_end = is_end;
+            if (!wait(barrier, &p.moves->barrier, began, was_end) || was_end) {
+                return;
+            }
+            if (threadIdx.x == 0) {
+                is_end = true;
+            }
+            continue;
         }
         if (next >= moves) {
-            break;
+            return;
         }
         copy(&move, p.moves ? reinterpret_cast<const Move *>(p.moves + 1) + next : &p.only);
         __syncthreads();
@@ -306,9 +316,6 @@ template <class E, class Op> __device__ inline void run(const Parameter &p) {
             next++;
         }
         reduce<E, Op>(move);
-    }
-    if (waits) {
-        wait_after(barrier, &p.moves->barrier, began);
     }
 #else
     u64 moves = p.moves ? p.moves->count : 1;

@@ -40,7 +40,7 @@
 
 // The initial value of a kolo_config_t: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
 #define KOLO_CONFIG_INITIALIZER \
-  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL }
+  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 // The initial value of a kolo_reducer_config_t.
 #define KOLO_REDUCER_CONFIG_INITIALIZER \
@@ -204,8 +204,8 @@ typedef struct kolo_config_t {
   // How ranks of a host learn that all have reached a phase: "auto", "flat" or "hierarchy". All
   // ranks use rank 0's value.
   const char *flag_layout;
-  // Where ranks with GPUs of their own wait for each other: "kernels" or "host". All ranks use rank
-  // 0's value.
+  // Where ranks that each have a GPU of their own wait for each other, in a large operation on buffers
+  // that are open to all of them: "kernels" or "host". All ranks use rank 0's value.
   const char *device_waits;
 } kolo_config_t;
 
@@ -257,7 +257,8 @@ typedef struct kolo_comm_stats_t {
   // As a whole through host memory, copied while the call waits, because streams cannot wait for
   // the host.
   uint64_t device_copied;
-  // By one kernel of each rank, which reads what the kernels of all ranks have put in place for it.
+  // By one kernel of each rank, which copies what the rank sends to a slot, and reduces the slots of
+  // all ranks.
   uint64_t device_one_shot;
 } kolo_comm_stats_t;
 

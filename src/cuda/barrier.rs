@@ -1,10 +1,12 @@
 //! A barrier of the kernels of several devices, so that ranks need not wait for each other on the host.
 //! Each device has a flag for each rank in its memory. A kernel that arrives writes its rank's flag on
 //! all devices, and waits until its own device has the flags of all ranks. It waits for a limited
-//! time, and stops when the host cancels the barrier.
+//! time, and stops when the host cancels the barrier. It says so on all devices then, in the word behind
+//! its flag: its stream goes on, and its buffers change. So a kernel that has found all flags also
+//! looks whether a rank has given up. If none has, all buffers were intact until then.
 //!
-//! Kernels wait only when the work of all ranks has been enqueued: the host lets them begin when it has
-//! heard of all ranks. So no kernel waits for a launch that is yet to come.
+//! The host lets kernels begin when all ranks have made the call. So no kernel waits for a call that is
+//! yet to come.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -17,6 +19,18 @@ const FLAG_BYTES: usize = 64;
 
 /// Bytes of a device's flags, and of the number of its blocks behind them.
 pub(crate) const FLAGS_BYTES: usize = (MOST_PARTS + 1) * FLAG_BYTES;
+
+/// In [`DeviceBarrier::missing`]: the rank has given up.
+const HAS_GIVEN_UP: u32 = 1 << 31;
+
+/// A rank for which a kernel has waited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// It did not arrive in time.
+    Late(Rank),
+    /// It has stopped waiting itself.
+    GaveUp(Rank),
+}
 
 /// Where and how long a kernel waits for those of the other ranks. As in `cuda-kernels/barrier.cu`.
 #[repr(C)]
@@ -37,7 +51,7 @@ pub(crate) struct DeviceBarrier {
     ranks: u32,
     /// The host sets it: the kernel stops waiting.
     is_cancelled: AtomicU32,
-    /// The kernel writes it: 1 + the rank that did not arrive in time.
+    /// The kernel writes it: 1 + the rank that did not arrive in time, or that has given up.
     missing: AtomicU32,
 }
 
@@ -68,9 +82,11 @@ impl DeviceBarrier {
         self.is_cancelled.store(1, Ordering::Release);
     }
 
-    /// Returns the rank that did not arrive in time.
-    pub(crate) fn missing(&self) -> Option<Rank> {
-        (self.missing.load(Ordering::Acquire) as usize).checked_sub(1)
+    /// Returns the rank for which the kernel has waited, and does not any more.
+    pub(crate) fn missing(&self) -> Option<Missing> {
+        let missing = self.missing.load(Ordering::Acquire);
+        let rank = ((missing & !HAS_GIVEN_UP) as usize).checked_sub(1)?;
+        Some(if missing & HAS_GIVEN_UP == 0 { Missing::Late(rank) } else { Missing::GaveUp(rank) })
     }
 }
 
@@ -85,25 +101,39 @@ impl DeviceBarrier {
         self.is_cancelled.load(Ordering::Acquire) != 0
     }
 
-    /// Arrives at the first barrier of a kernel that began then, or at the second one. Returns false if
-    /// a rank does not. `at` returns where the host has a flag.
+    /// Arrives at the first barrier of a kernel that began then, or at the second one. Gives up, and
+    /// returns false, if a rank does not. `at` returns where the host has a flag.
     pub(crate) fn wait(&self, began: std::time::Instant, is_second: bool, at: impl Fn(Address) -> *mut u8) -> bool {
+        // Not in the second one: other ranks may have read what this rank has moved.
+        if !is_second && self.is_cancelled() {
+            return false;
+        }
         let value = self.value.wrapping_add(is_second.into());
         // SAFETY: it is the address of a flag, which only atomics access.
         let flag = |address: Address| unsafe { &*at(address).cast::<AtomicU32>() };
         let ranks = self.ranks as usize;
+        let give_up = || self.theirs[..ranks].iter().for_each(|&theirs| flag(theirs + 4).store(1, Ordering::Release));
         self.theirs[..ranks].iter().for_each(|&theirs| flag(theirs).store(value, Ordering::Release));
         for rank in 0..ranks {
             let own = flag(self.own + (rank * FLAG_BYTES) as Address);
             while (own.load(Ordering::Acquire).wrapping_sub(value) as i32) < 0 {
-                if self.is_cancelled() {
-                    return false;
-                }
-                if began.elapsed().as_nanos() as u64 > self.limit {
+                let is_late = began.elapsed().as_nanos() as u64 > self.limit;
+                if is_late {
                     self.missing.store(1 + rank as u32, Ordering::Release);
+                }
+                if is_late || self.is_cancelled() {
+                    give_up();
                     return false;
                 }
                 std::thread::yield_now();
+            }
+        }
+        for rank in 0..ranks {
+            let own = self.own + (rank * FLAG_BYTES) as Address;
+            if own != self.theirs[rank] && flag(own + 4).load(Ordering::Acquire) != 0 {
+                self.missing.store((1 + rank as u32) | HAS_GIVEN_UP, Ordering::Release);
+                give_up();
+                return false;
             }
         }
         true

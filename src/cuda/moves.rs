@@ -3,9 +3,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::barrier::DeviceBarrier;
+use super::barrier::{DeviceBarrier, Missing};
 use super::device::{Address, MOST_PARTS};
-use crate::types::Rank;
 
 /// One reduction, which is a copy if there is one source. As in `cuda-kernels/reduce.cu`.
 #[repr(C)]
@@ -130,12 +129,12 @@ impl Moves {
         header.count.store(0, Ordering::Release);
     }
 
-    /// Returns the rank that did not arrive in time at the barrier of a kernel, which is done.
+    /// Returns the rank for which a kernel, which is done, has waited in its barrier and then not any more.
     ///
     /// # Safety
     ///
     /// `at` is memory that was written by [`Moves::write`].
-    pub(crate) unsafe fn missing(at: *const u8) -> Option<Rank> {
+    pub(crate) unsafe fn missing(at: *const u8) -> Option<Missing> {
         // SAFETY: as promised by the caller.
         unsafe { (*at.cast::<Moves>()).barrier.missing() }
     }

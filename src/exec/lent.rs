@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use super::host_area::HostArea;
 use crate::buffer::RawSliceMut;
+use crate::cuda::barrier::Missing;
 use crate::cuda::device::{Address, Device, Event, StreamId};
 use crate::cuda::held::Hold;
 use crate::cuda::lanes::Lane;
@@ -20,7 +21,6 @@ use crate::cuda::shared::shared;
 use crate::cuda::words::Words;
 use crate::error::{Error, Result};
 use crate::sys::Region;
-use crate::types::Rank;
 
 /// A call on a device or in a stream. All of its work is enqueued when it is called. The host then
 /// runs it by reading and writing memory.
@@ -295,9 +295,9 @@ impl Gate {
         !*is_released
     }
 
-    /// Returns the rank that did not arrive in time at the barrier of the last kernel. To be called when it
-    /// is done.
-    pub(super) fn missing(&self) -> Option<Rank> {
+    /// Returns the rank for which the last kernel has waited in its barrier and then not any more. To be
+    /// called when the kernel is done.
+    pub(super) fn missing(&self) -> Option<Missing> {
         // SAFETY: it is memory for moves, which `go` has written.
         self.moves.as_ref().and_then(|memory| unsafe { Moves::missing(memory.at(0)) })
     }

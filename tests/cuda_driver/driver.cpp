@@ -536,13 +536,13 @@ void run_reduction(const Function *function, const Parameter &parameter) {
     const Move *middle = list + (waits ? std::min(count, header->before) : 0);
     run_moves(function, std::vector<Move>(list, middle));
     kolo_host_place(0, 1, 0, 1);
-    if (waits && !wait_before(barrier, &header->barrier, began)) {
+    if (waits && !wait(barrier, &header->barrier, began, false)) {
         return;
     }
     run_moves(function, std::vector<Move>(middle, list + count));
     if (waits) {
         kolo_host_place(0, 1, 0, 1);
-        wait_after(barrier, &header->barrier, began);
+        wait(barrier, &header->barrier, began, true);
     }
 }
 

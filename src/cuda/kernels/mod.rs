@@ -26,10 +26,13 @@ const THREADS: u32 = 512;
 /// Blocks that a multiprocessor runs at once, as in `cuda-kernels/elements.cu`.
 const BLOCKS: u32 = 2;
 
-/// The most blocks of a kernel that waits for those of other GPUs. All of them must be on the GPU at once,
-/// also beside those of other communicators. That so many are enough for the links between GPUs is a
-/// guess: no machine with several GPUs has run it.
-pub(super) const WAITING_BLOCKS: u32 = 32;
+/// Returns the most blocks of a kernel that waits for those of other GPUs, on a GPU with so many
+/// multiprocessors. All blocks must be on the GPU at once, also beside those of other communicators:
+/// eight such kernels fit. That 32 blocks are enough for the links between GPUs is a guess: no machine
+/// with several GPUs has run it.
+pub(super) fn most_waiting(multiprocessors: u32) -> u32 {
+    (BLOCKS * multiprocessors / 8).clamp(1, 32)
+}
 
 /// Bytes of the widest access to memory.
 const LINE: u64 = 16;

@@ -627,7 +627,7 @@ impl Device for Gpu {
         may_wait: bool,
     ) -> Result<()> {
         let grid = kernels::grid(most, self.multiprocessors);
-        let grid = if may_wait { grid.at_most(kernels::WAITING_BLOCKS) } else { grid };
+        let grid = if may_wait { grid.at_most(kernels::most_waiting(self.multiprocessors)) } else { grid };
         // SAFETY: the caller vouches for the memory.
         unsafe { self.launch(stream, Kernel::Reduce(dtype, redop), kernels::Parameter::at(moves), grid) }
     }

@@ -10,7 +10,7 @@ use crate::float8::{f8e4m3, f8e5m2};
 
 use super::super::device::{Event, MOST_PARTS, Memory, Pinned, Stream};
 use super::*;
-use crate::cuda::barrier::{DeviceBarrier, FLAGS_BYTES};
+use crate::cuda::barrier::{DeviceBarrier, FLAGS_BYTES, Missing};
 use crate::cuda::direct::one_shot;
 use crate::cuda::moves::{KernelTask, Moves};
 use crate::cuda::shared::shared;
@@ -476,7 +476,7 @@ fn kernels_wait_for_each_other() {
         until(|| words[0].has_left());
         // SAFETY: the list was written.
         let missing = unsafe { Moves::missing(lists[0].at(0)) };
-        assert_eq!(missing, if is_cancelled { None } else { Some(1) });
+        assert_eq!(missing, if is_cancelled { None } else { Some(Missing::Late(1)) });
         // What it would have summed stays.
         assert!(get(&gpu, &streams[0], at[0], 4 * count).chunks(4).map(number).eq(sums.iter().copied()));
     }

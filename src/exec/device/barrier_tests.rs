@@ -1,13 +1,18 @@
 //! Kernels of several GPUs that wait for each other.
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::driver_tests::{COUNT, Process, Seat, on_seats, on_seats_by, seats};
 use crate::Communicator;
 use crate::config::DeviceWaits;
-use crate::cuda::device::Address;
+use crate::cuda::barrier::{DeviceBarrier, FLAGS_BYTES};
+use crate::cuda::device::{Address, Device};
+use crate::cuda::moves::{KernelTask, Moves};
 use crate::error::{Cause, Error};
+use crate::exec::Call;
+use crate::types::{DType, Op};
 
 /// Elements of a sum that is one-shot, and of one that is not.
 const COUNTS: [usize; 2] = [40_000, COUNT];
@@ -199,5 +204,84 @@ fn a_kernel_that_moves_nothing_does_not_arrive() {
             process.device.synchronise(process.stream);
             assert!(process.rank == 1 || outcome.is_err(), "rank 0 has succeeded with what rank 1 did not send");
         });
+    }
+}
+
+/// A call waits in steps: its stream arrives late, and then that of a rank with a longer timeout. Each
+/// is in time, so the watchdog does not let the stream go.
+#[test]
+fn the_watchdog_knows_that_a_stream_has_arrived() {
+    for count in COUNTS {
+        on_seats(seats(2, false), |process| {
+            let memory = warm_up(&process, count);
+            let began = Instant::now();
+            let timeout = Duration::from_secs(if process.rank == 0 { 4 } else { 60 });
+            let held = process.device.hold_back(process.stream);
+            process.sum(count, memory, Some(timeout)).unwrap();
+            // More than a timeout and what the watchdog adds, together.
+            let late = Duration::from_millis(if process.rank == 0 { 2500 } else { 5000 });
+            until(|| began.elapsed() >= late);
+            drop(held);
+            process.device.synchronise(process.stream);
+            process.comm.barrier().unwrap();
+        });
+    }
+}
+
+/// A kernel has arrived at its end, as its rank's flag says. Its limit passes there, because a peer still
+/// moves: the rank fails, and its stream goes on. The peer does not succeed with what comes into the
+/// buffer then.
+#[test]
+fn a_peer_does_not_succeed_with_what_came_after_a_deadline() {
+    const LARGE: usize = 24 << 20;
+    for i in 0..6 {
+        let ready = Barrier::new(2);
+        on_seats(seats(2, false), |process| {
+            let memory = process.device.allocate(4 * LARGE).unwrap();
+            let broadcast = |timeout: Option<Duration>| {
+                let call = process.call_on(process.stream, Op::Broadcast, DType::F32, LARGE, memory);
+                // SAFETY: the memory is never freed.
+                unsafe { process.comm.exec.start_prepared(Call { timeout, ..call }) }
+            };
+            while barriers(&process) < 2 {
+                broadcast(None).unwrap().wait().unwrap();
+            }
+            process.comm.barrier().unwrap();
+            let value = if process.rank == 0 { 1f32 } else { 0.0 };
+            process.device.write(process.stream, memory, value.to_le_bytes().repeat(LARGE));
+            process.device.synchronise(process.stream);
+            ready.wait();
+            if process.rank == 0 {
+                // The root has nothing to move.
+                let outcome = broadcast(Some(Duration::from_millis(4 + i)));
+                process.device.write(process.stream, memory + 4 * LARGE as u64 - 4096, vec![7; 4096]);
+                process.device.synchronise(process.stream);
+                _ = outcome.map(|work| work.wait());
+            } else if broadcast(None).and_then(|work| Ok(work.wait()?)).is_ok() {
+                let got = process.device.read(process.stream, memory, 4 * LARGE);
+                assert_eq!(got[4 * LARGE - 4..], 1f32.to_le_bytes(), "success with what came later");
+            }
+            process.device.synchronise(process.stream);
+        });
+    }
+}
+
+/// The host takes a task back before its kernel begins: the kernel does not arrive, whatever task the
+/// memory has.
+#[test]
+fn a_task_that_was_taken_back_has_no_barrier() {
+    let mut flags = vec![0u64; 2 * FLAGS_BYTES / 8];
+    let address = flags.as_mut_ptr().expose_provenance() as Address;
+    let mut memory = vec![0u64; 1024];
+    let at = memory.as_mut_ptr().cast::<u8>();
+    let barrier = DeviceBarrier::new(0, 0, &[address, address], Duration::from_millis(20));
+    // SAFETY: there is room for it, and nothing else uses it.
+    unsafe {
+        Moves::write(at, KernelTask { moves: Vec::new(), before: 0, barrier });
+        Moves::take_back(at);
+        let (_, barrier, _) = Moves::read(at);
+        let began = Instant::now();
+        let arrived = barrier.wait(began, false, |address| std::ptr::with_exposed_provenance_mut(address as usize));
+        assert!(!arrived && flags.iter().all(|&flag| flag == 0), "it says that it has arrived: {:?}", &flags[..2]);
     }
 }

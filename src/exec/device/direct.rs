@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::operation::OnDevices;
-use crate::cuda::barrier::DeviceBarrier;
+use crate::cuda::barrier::{DeviceBarrier, Missing};
 use crate::cuda::device::Address;
 use crate::cuda::direct::{Place, Plan, one_shot};
 use crate::cuda::moves::{KernelTask, Move};
@@ -120,7 +120,8 @@ impl OnDevices<'_> {
         until(|gate, round| gate.words().is_done(round))?;
         match gate.missing() {
             None => Ok(()),
-            Some(rank) => Err(self.failed(rank, Cause::Silent { deadline: self.timeout() })),
+            Some(Missing::Late(rank)) => Err(self.failed(rank, Cause::Silent { deadline: self.timeout() })),
+            Some(Missing::GaveUp(rank)) => Err(self.failed(rank, Cause::Revoked)),
         }
     }
 

@@ -78,7 +78,7 @@ impl Process {
         self.call_on(self.stream, op, dtype, count, memory)
     }
 
-    fn call_on(&self, stream: StreamId, op: Op, dtype: DType, count: usize, memory: Address) -> Call {
+    pub(super) fn call_on(&self, stream: StreamId, op: Op, dtype: DType, count: usize, memory: Address) -> Call {
         let buffer: *mut u8 = std::ptr::without_provenance_mut(memory as usize);
         let raw = Raw { count, redop: Some(ReduceOp::Sum), send: buffer, recv: buffer, ..Raw::new(op, dtype) };
         let mut call = self.comm.exec.prepare(&raw).unwrap();
