@@ -99,16 +99,35 @@ fn of_settings(settings: &Result<Settings>) -> Finding {
     let tls = settings.as_ref().ok().and_then(|settings| settings.tls.as_ref());
     let tls = tls.map(|files| Tls::load(&files.authority, &files.certificate, &files.key)).transpose();
     let what = match (settings, &secret, &tls) {
-        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => error.to_string(),
+        (Err(_), ..) => wrong_settings(&process_env).join("; "),
+        (_, Err(error), _) | (.., Err(error)) => error.to_string(),
         (Ok(_), Ok(_), Ok(_)) => {
-            let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-            let mut set: Vec<String> =
-                set.filter(|name| name.strip_prefix("KOLO").is_some_and(|rest| rest.starts_with('_'))).collect();
-            set.sort();
+            let set: Vec<&str> = config::VARIABLES.iter().copied().filter(|name| process_env(name).is_some()).collect();
             return Finding::fine("settings", if set.is_empty() { "none are set".to_owned() } else { set.join(", ") });
         }
     };
     Finding::failure("settings", what, "correct the variable, or unset it; docs/settings.md lists what each may be")
+}
+
+/// Returns what is wrong with each variable that is.
+fn wrong_settings(env: config::Env<'_>) -> Vec<String> {
+    /// Variables that are used together: one of them alone is wrong, too.
+    const TOGETHER: [&str; 2] = ["KOLO_NETWORK_", "KOLO_TLS_"];
+    let (mut wrong, mut names) = (Vec::new(), Vec::<String>::new());
+    loop {
+        let is_wrong =
+            |name: &str| names.iter().any(|wrong| wrong == name || TOGETHER.contains(&&**wrong) && name.starts_with(&**wrong));
+        let without = |name: &str| env(name).filter(|_| !is_wrong(name));
+        let Err(error) = Settings::from_env(&without) else { return wrong };
+        wrong.push(error.to_string());
+        let Error::Setting { name, .. } = error else { return wrong };
+        let name = TOGETHER.iter().find(|group| name.starts_with(**group)).map_or(name, |group| (*group).to_owned());
+        // The same again: it comes from elsewhere.
+        if names.contains(&name) {
+            return wrong;
+        }
+        names.push(name);
+    }
 }
 
 fn secret(is_insecure: bool) -> Finding {

@@ -90,6 +90,12 @@ fn what_is_wrong_is_said_with_what_to_do() {
         command
     };
     fails(doctor().env("KOLO_INTERFACE", "nosuch"), "address", &["no interface is admitted", "KOLO_INTERFACE"]);
+    let several = [("KOLO_TIMEOUT", "soon"), ("KOLO_SOCKETS", "0"), ("KOLO_NETWORK_LATENCY", "-1"), ("KOLO_DEVICES", "gpu")];
+    fails(
+        doctor().envs(several),
+        "settings",
+        &["KOLO_TIMEOUT", "; KOLO_SOCKETS", "1 to 64", "KOLO_NETWORK_LATENCY", "KOLO_DEVICES"],
+    );
     fails(doctor().env("KOLO_SECRET", "1234"), "settings", &["KOLO_SECRET", "64 hexadecimal digits"]);
     fails(doctor().env("KOLO_SECRET", ""), "settings", &["KOLO_SECRET", "set but empty", "unset"]);
     fails(doctor().env("KOLO_TLS_CA", "ca.pem"), "settings", &["KOLO_TLS_CERT"]);
@@ -128,6 +134,8 @@ fn variables_that_kolo_does_not_read_are_listed() {
          that it reads is KOLO_TIMEOUT); kolo does not read KOLO_WEATHER"
     );
     assert!(lines[1].contains(" -> correct the name"), "{said}");
+    let settings = said.lines().find(|line| line.starts_with("ok       settings ")).unwrap();
+    assert_eq!(settings.split_whitespace().skip(2).collect::<Vec<_>>(), ["KOLO_TIMEOUT"], "{said}");
 }
 
 #[cfg(unix)]
