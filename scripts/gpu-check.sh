@@ -71,7 +71,7 @@ cp "$tests" "$folder/bin/unit-tests"
 strip --strip-debug "$folder/bin/kolo" "$folder/bin/unit-tests"
 cp "$built/release/libkolo.a" "$folder/lib/"
 strip --strip-debug "$folder/lib/libkolo.a"
-gzip -9n "$folder/lib/libkolo.a"
+gzip -9n "$folder/lib/libkolo.a" "$folder/bin/unit-tests"
 cp include/kolo.h "$folder/include/"
 for part in csrc src tests examples setup.py pyproject.toml README.md; do
     cp -r "torch/$part" "$folder/torch/"

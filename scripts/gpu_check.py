@@ -173,7 +173,7 @@ class Check:
     def unit_tests(self, limit, wrapper=(), clean=""):
         """Runs each test in a process of its own. `clean` is what the wrapper prints of a test that passed."""
         self.needs_gpu()
-        program = self.folder / "bin" / "unit-tests"
+        program = self.unpacked("bin/unit-tests", self.scratch / "unit-tests")
         status, text = self.run([program, "on_a_gpu", "--list", "--format", "terse"], 20, "the list of unit tests")
         if status:
             raise ended("the list of unit tests", status, text)
@@ -193,6 +193,15 @@ class Check:
             return text
 
         return self.each(names, test)
+
+    def unpacked(self, name, to):
+        """Copies a packed file, which may be compressed, and returns the path of the copy."""
+        if not to.exists():
+            plain = self.folder / name
+            with open(plain, "rb") if plain.exists() else gzip.open(f"{plain}.gz") as packed, open(to, "wb") as file:
+                shutil.copyfileobj(packed, file)
+            to.chmod(0o755)
+        return to
 
     def memcheck(self):
         self.needs_gpu()
@@ -280,8 +289,7 @@ class Check:
         shutil.copytree(self.folder / "torch", source)
         shutil.copytree(self.folder / "include", kolo / "include")
         (kolo / "lib").mkdir()
-        with gzip.open(self.folder / "lib" / "libkolo.a.gz") as packed, open(kolo / "lib" / "libkolo.a", "wb") as library:
-            shutil.copyfileobj(packed, library)
+        self.unpacked("lib/libkolo.a", kolo / "lib" / "libkolo.a")
         environment = {
             "KOLO_TORCH_CPP": "1",
             "KOLO_LIBRARY": str(kolo / "lib" / "libkolo.a"),

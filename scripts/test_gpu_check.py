@@ -3,6 +3,7 @@
 The programs print and write what the real ones do. `PLANTED` makes them fail.
 """
 
+import gzip
 import json
 import os
 import shutil
@@ -189,6 +190,10 @@ class GpuCheck(unittest.TestCase):
         }.items():
             (self.folder / name).write_text(f"#!{sys.executable}\n{text}")
             (self.folder / name).chmod(0o755)
+        # As --pack leaves it.
+        tests = self.folder / "bin" / "unit-tests"
+        Path(f"{tests}.gz").write_bytes(gzip.compress(tests.read_bytes()))
+        tests.unlink()
         (self.folder / "COMMIT").write_text("abc\n")
 
     def end_all(self):
