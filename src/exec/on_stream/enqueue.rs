@@ -361,7 +361,8 @@ impl Enqueued {
                     }
                     let at = |round: usize| Segment::Device(peers.own_segment(round));
                     let segments = Segments { slots: HALVES, at: Box::new(at) };
-                    let kernel = peers.is_leader().then(|| (kernel(call), peers.have_barrier()));
+                    // The host orders what passes through areas.
+                    let kernel = peers.is_leader().then(|| (kernel(call), peers.have_barrier() && !passes));
                     self.give_rounds(call, lent, (cut, rank), passes.then_some(&segments), kernel)?;
                 }
                 (Path::OneShot { peers }, Step::Receive) => {
@@ -384,8 +385,8 @@ impl Enqueued {
     }
 
     /// Enqueues the rounds of a call. Each copies to a segment and from it, or uses the buffers in
-    /// place; and runs this rank's kernel, if it has one, which may wait for those of
-    /// other ranks.
+    /// place; and runs this rank's kernel, if it has one, which may wait for those of other
+    /// ranks.
     ///
     /// # Safety
     ///

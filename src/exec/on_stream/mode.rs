@@ -84,8 +84,6 @@ impl Executor {
         let (memory, _) = area.expect("all ranks have an area");
         // After a failure it stays: peers that have not noticed it yet still use it.
         let memory = ManuallyDrop::new(memory);
-        // The other ranks wait for this one as long as for any step of the call.
-        let timeout = call.timeout.unwrap_or(state.info.timeout) / 2;
         let areas = reach_areas(device, state.info.rank, &records, timeout).map_err(|error| self.fail(error))?;
         let areas = areas.inspect_err(|error| {
             tracing::info!(%error, "memory of other ranks cannot be reached: it passes through the host");
@@ -106,9 +104,7 @@ impl Executor {
             }
         }
     }
-}
 
-impl Executor {
     /// Agrees with the other ranks whether kernels wait for each other: if each rank has a device of its
     /// own, and none of these ends kernels that run for long.
     fn agree_on_barrier(&self, call: &Call, device: &Arc<dyn Device>, records: &[Record]) -> Result<bool> {
