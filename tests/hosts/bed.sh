@@ -1,0 +1,141 @@
+#!/usr/bin/env bash
+# Makes several hosts of one machine: network namespaces, joined by a bridge. Both ends of each host's
+# cable are limited to RATE. Needs root and iproute2.
+#
+#     tests/hosts/bed.sh up 4                   # hosts 0 to 3, with the addresses 10.213.79.1 to .4
+#     tests/hosts/bed.sh on 2 COMMAND...        # runs a command on host 2
+#     tests/hosts/bed.sh start 2 COMMAND...     # starts 2 ranks of a command on each host, and waits
+#     tests/hosts/bed.sh sent 2                 # bytes that host 2 has sent and received
+#     tests/hosts/bed.sh down
+#
+# `start` shows the output of rank 0; of another rank only if it fails. A number for each host, as in
+# `start 1,3`, starts so many ranks there.
+#
+# Variables:
+#   BED     the name of the bed, so that several can exist; default: kolo-bed
+#   RATE    of each host's link, as tc writes it; default: 1gbit; `none` does not limit it
+#   NETWORK the first three bytes of the addresses; default: 10.213.79
+#   IPV6    if set, the hosts have no IPv4 address, and fd00:213:79::1 to ::4 instead
+set -euo pipefail
+
+bed=${BED:-kolo-bed} rate=${RATE:-1gbit} network=${NETWORK:-10.213.79}
+
+die() {
+    echo "bed.sh: $*" >&2
+    exit 1
+}
+
+usage() {
+    sed -n '5,9s/^# *//p' "$0" >&2
+    exit 2
+}
+
+hosts() {
+    ip netns list | awk -v prefix="$bed-" 'index($1, prefix) == 1 && substr($1, length(prefix) + 1) ~ /^[0-9]+$/' | wc -l
+}
+
+# The address of a host.
+address() {
+    if [ -n "${IPV6:-}" ]; then echo "fd00:213:79::$(($1 + 1))"; else echo "$network.$(($1 + 1))"; fi
+}
+
+on() {
+    local host=$1
+    shift
+    ip netns exec "$bed-$host" "$@"
+}
+
+# Limits one end of a cable to RATE. The bursts are short, so that the link does not catch up after a
+# pause. The queue is like that of a switch.
+shape() {
+    if [ "$rate" = none ]; then return; fi
+    tc -n "$1" qdisc add dev "$2" root tbf rate "$rate" burst 128kb limit 1mb || die "this kernel cannot shape (tbf)"
+}
+
+up() {
+    local count=$1 i bits=24
+    [ "$(id -u)" = 0 ] || die "network namespaces are made by root only: run it with sudo"
+    for program in ip tc; do command -v "$program" >/dev/null || die "$program is missing: apt install iproute2"; done
+    [ "$(hosts)" = 0 ] || die "the hosts exist already: $0 down"
+    [ -z "${IPV6:-}" ] || bits=64
+    # What is half made is removed.
+    trap down EXIT
+    ip netns add "$bed-switch" || die "network namespaces cannot be made here"
+    ip -n "$bed-switch" link add bridge type bridge || die "a bridge cannot be made here"
+    ip -n "$bed-switch" link set bridge up
+    for ((i = 0; i < count; i++)); do
+        ip netns add "$bed-$i"
+        ip -n "$bed-$i" link set lo up
+        ip link add eth0 netns "$bed-$i" type veth peer name "port$i" netns "$bed-switch" || die "a veth cannot be made here"
+        ip -n "$bed-$i" addr add "$(address "$i")/$bits" dev eth0 ${IPV6:+nodad}
+        ip -n "$bed-$i" link set eth0 up
+        ip -n "$bed-switch" link set "port$i" master bridge up
+        shape "$bed-$i" eth0
+        shape "$bed-switch" "port$i"
+    done
+    trap - EXIT
+}
+
+# All processes run inside the namespaces, and end with them.
+down() {
+    local name
+    for name in $(ip netns list | awk -v prefix="$bed-" 'index($1, prefix) == 1 { print $1 }'); do
+        ip netns pids "$name" | xargs -r kill -KILL 2>/dev/null || true
+        ip netns del "$name" || true
+    done
+}
+
+# Bytes of a host's link, sent and received.
+sent() {
+    on "$1" cat /sys/class/net/eth0/statistics/tx_bytes /sys/class/net/eth0/statistics/rx_bytes 2>/dev/null | xargs ||
+        ip -n "$bed-$1" -s link show eth0 | awk '/TX:/ { getline; tx = $1 } /RX:/ { getline; rx = $1 } END { print tx, rx }'
+}
+
+start() {
+    local each=$1 count host local_rank rank=0 world=0 secret job folder status=0 at_host
+    shift
+    count=$(hosts)
+    [ "$count" -gt 0 ] || die "there are no hosts: $0 up 4"
+    IFS=, read -ra each <<<"$each"
+    for ((host = 0; host < count; host++)); do
+        world=$((world + ${each[host]:-${each[0]}}))
+    done
+    # Without a secret, ranks listen only to their own host.
+    secret=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
+    job=bed$(od -An -N6 -tx1 /dev/urandom | tr -d ' \n')
+    at_host=$(address 0)
+    [ -z "${IPV6:-}" ] || at_host="[$at_host]"
+    folder=$(mktemp -d)
+    local pids=()
+    # shellcheck disable=SC2064 # the folder of this start
+    trap "rm -rf '$folder'" EXIT
+    for ((host = 0; host < count; host++)); do
+        for ((local_rank = 0; local_rank < ${each[host]:-${each[0]}}; local_rank++)); do
+            KOLO_RANK=$rank KOLO_WORLD_SIZE=$world KOLO_LOCAL_RANK=$local_rank \
+                KOLO_LOCAL_WORLD_SIZE=${each[host]:-${each[0]}} KOLO_STORE=tcp://$at_host:29777 \
+                KOLO_JOB_ID=$job KOLO_SECRET=$secret \
+                on "$host" "$@" >"$folder/$rank" 2>&1 &
+            pids+=($!)
+            rank=$((rank + 1))
+        done
+    done
+    for ((rank = 0; rank < world; rank++)); do
+        wait "${pids[rank]}" || {
+            status=$?
+            echo "bed.sh: rank $rank ended with status $status:" >&2
+            tail -5 "$folder/$rank" >&2
+        }
+    done
+    cat "$folder/0"
+    return "$status"
+}
+
+command=${1:-}
+shift || true
+case $command in
+    up) up "${1:-4}" ;;
+    down) down ;;
+    on | start) [ $# -ge 2 ] || usage; "$command" "$@" ;;
+    sent | address) [ $# = 1 ] || usage; "$command" "$@" ;;
+    *) usage ;;
+esac
