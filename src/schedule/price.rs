@@ -86,19 +86,40 @@ pub(super) fn price(op: Op, bytes: u64, layout: Layout, choice: Choice) -> Price
     match (choice.algorithm, choice.between) {
         (Algorithm::Window, _) => price_window(op, bytes as f64, layout.ranks as f64),
         (Algorithm::Hierarchical, Some(between)) => {
-            let per_host = layout.fewest_per_host as u64;
-            let slice = if op == Op::AllReduce { bytes / per_host } else { bytes };
-            // A host's ranks send their chunks at the same time, through one network interface.
-            let outside = price_messages(op, slice as f64, layout.between(), between);
-            let outside = if op == Op::AllReduce {
-                Price { network_bytes: outside.network_bytes * per_host as f64, ..outside }
-            } else {
-                outside
-            };
-            price_window(op, bytes as f64, layout.most_per_host() as f64).plus(outside)
+            let outside = price_messages(op, bytes_between(op, bytes, layout) as f64, layout.between(), between);
+            // A host's rails send at the same time, through one network interface.
+            let rails = if has_rails(op) { layout.fewest_per_host as f64 } else { 1.0 };
+            let outside = Price { network_bytes: outside.network_bytes * rails, ..outside };
+            price_inside(op, bytes as f64, layout).plus(outside)
         }
         (algorithm, _) => price_messages(op, bytes as f64, layout, algorithm),
     }
+}
+
+/// Whether every rank of a host exchanges a part with other hosts, and not only the leader.
+const fn has_rails(op: Op) -> bool {
+    !matches!(op, Op::Barrier | Op::Broadcast | Op::Reduce | Op::Gather | Op::Scatter)
+}
+
+/// Returns the bytes of the collective that one rank of each host executes with those of the other
+/// hosts, in a hierarchical collective of `bytes`.
+pub(super) fn bytes_between(op: Op, bytes: u64, layout: Layout) -> u64 {
+    // Each rank has a buffer of its own for an all-to-all.
+    if has_rails(op) && op != Op::AllToAll { bytes / layout.fewest_per_host as u64 } else { bytes }
+}
+
+/// The price inside the hosts of a hierarchical collective.
+fn price_inside(op: Op, bytes: f64, layout: Layout) -> Price {
+    let ranks = layout.most_per_host() as f64;
+    // Blocks are copied into the order of the rails, or out of it.
+    let copied = match op {
+        Op::AllGather | Op::AllGatherV | Op::ReduceScatter | Op::ReduceScatterV => 2.0 * bytes,
+        Op::AllToAll => 4.0 * bytes,
+        _ => 0.0,
+    };
+    let of_host = if matches!(op, Op::Gather | Op::Scatter) { bytes / layout.hosts as f64 } else { bytes };
+    let window = if ranks > 1.0 { price_window(op, of_host, ranks) } else { Price::default() };
+    Price { window_bytes: window.window_bytes + copied, ..window }
 }
 
 /// The price in shared memory: the bytes that a rank loads and stores in the staged forms. An

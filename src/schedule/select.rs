@@ -5,7 +5,7 @@ pub(crate) use super::price::segment_bytes;
 
 use super::algorithm::Algorithm;
 use super::generate::steps;
-use super::price::{Price, price};
+use super::price::{Price, bytes_between, price};
 use super::problem::{Blocks, Problem};
 use super::step::Step;
 use crate::types::{Op, Rank};
@@ -50,7 +50,7 @@ fn for_each_choice(op: Op, bytes: u64, layout: Layout, model: &CostModel, mut ea
     if layout.windows && has_window(op) && layout.hosts == 1 {
         each(Choice { algorithm: Algorithm::Window, between: None });
     }
-    if let Some(choice) = hierarchical(op, bytes, layout, model).filter(|_| has_hierarchical_price(op)) {
+    if let Some(choice) = hierarchical(op, bytes, layout, model) {
         each(choice);
     }
     for &algorithm in Algorithm::for_op(op, layout.ranks) {
@@ -71,19 +71,8 @@ fn hierarchical(op: Op, bytes: u64, layout: Layout, model: &CostModel) -> Option
     if !layout.windows || layout.hosts < 2 || !executes {
         return None;
     }
-    // What one rank of each host exchanges with the other hosts.
-    let slice = match op {
-        Op::Broadcast | Op::Reduce | Op::Gather | Op::Scatter | Op::AllToAll => bytes,
-        _ => bytes / layout.fewest_per_host as u64,
-    };
-    let between = select(op, slice, layout.between(), model, None).algorithm;
+    let between = select(op, bytes_between(op, bytes, layout), layout.between(), model, None).algorithm;
     Some(Choice { algorithm: Algorithm::Hierarchical, between: Some(between) })
-}
-
-/// Whether the hierarchical form has a price, by which it is chosen. That of other operations is used
-/// only if it is forced, because it has not been measured between hosts.
-const fn has_hierarchical_price(op: Op) -> bool {
-    matches!(op, Op::AllReduce | Op::Broadcast | Op::Reduce | Op::Barrier)
 }
 
 /// One way to execute a collective, with its price; `kolo plan` shows these.
@@ -143,10 +132,7 @@ pub fn candidates(op: Op, bytes: u64, layout: Layout, model: &CostModel) -> Vec<
 fn sent(op: Op, bytes: u64, layout: Layout, choice: Choice) -> (u64, u64) {
     let (algorithm, world, bytes) = match choice {
         Choice { algorithm: Algorithm::Window, .. } => return (0, 0),
-        Choice { between: Some(between), .. } if op == Op::AllReduce => {
-            (between, layout.hosts, bytes / layout.fewest_per_host as u64)
-        }
-        Choice { between: Some(between), .. } => (between, layout.hosts, bytes),
+        Choice { between: Some(between), .. } => (between, layout.hosts, bytes_between(op, bytes, layout)),
         Choice { algorithm, .. } => (algorithm, layout.ranks, bytes),
     };
     let per_rank =
