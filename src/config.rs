@@ -1,6 +1,7 @@
 //! The settings of a communicator, from options and environment variables. `docs/settings.md` lists
 //! them.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -189,6 +190,8 @@ pub(crate) struct SharedSettings {
     pub(crate) device_waits: DeviceWaits,
     pub(crate) flag_layout: FlagLayout,
     pub(crate) model: CostModel,
+    /// Whether the costs between hosts are measured, because none were given.
+    pub(crate) measures: bool,
 }
 
 impl Default for Settings {
@@ -205,6 +208,7 @@ impl Default for Settings {
                 device_waits: DeviceWaits::Kernels,
                 flag_layout: FlagLayout::Auto,
                 model: CostModel::default(),
+                measures: false,
             },
             timeout: Duration::from_secs(300),
             start_timeout: START_TIMEOUT,
@@ -224,6 +228,7 @@ impl Settings {
         let mut settings = Settings::default();
         let shared = &mut settings.shared;
         (shared.algorithm, shared.model) = selection(env)?;
+        shared.measures = NETWORK_COSTS.into_iter().all(|name| env(name).is_none());
         shared.transport = named(env, "KOLO_TRANSPORT")?.unwrap_or(shared.transport);
         shared.copy_mode = named(env, "KOLO_COPY_MODE")?.unwrap_or(shared.copy_mode);
         shared.flag_layout = named(env, "KOLO_FLAG_LAYOUT")?.unwrap_or(shared.flag_layout);
@@ -260,6 +265,9 @@ pub fn selection_of_environment() -> Result<(Option<Algorithm>, CostModel)> {
     selection(&process_env)
 }
 
+/// The variables that give costs of messages between hosts.
+const NETWORK_COSTS: [&str; 2] = ["KOLO_NETWORK_LATENCY", "KOLO_NETWORK_BANDWIDTH"];
+
 fn selection(env: Env<'_>) -> Result<(Option<Algorithm>, CostModel)> {
     let (algorithm, mut model) = (named(env, "KOLO_ALGORITHM")?, CostModel::default());
     if let Some(latency) = parse(env, "KOLO_NETWORK_LATENCY", DURATION, some_time)? {
@@ -269,6 +277,16 @@ fn selection(env: Env<'_>) -> Result<(Option<Algorithm>, CostModel)> {
         model.network.per_byte = 1e-9 / rate;
     }
     Ok((algorithm, model))
+}
+
+/// Returns the folder for files that later jobs use: `KOLO_CACHE_DIR`, or `kolo` in the cache folder of
+/// the system.
+pub(crate) fn cache_folder(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let set = |name| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    set("KOLO_CACHE_DIR")
+        .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("kolo")))
+        .or_else(|| set("LOCALAPPDATA").map(|folder| folder.join("kolo")))
+        .or_else(|| set("HOME").map(|home| home.join(".cache").join("kolo")))
 }
 
 /// Returns whether `tcp://` stores accept other machines without a secret, if the variable is set.
@@ -625,5 +643,20 @@ mod tests {
         assert_eq!(secret(&"é".repeat(32)), None);
         let error = secret_of(&|name| (name == "KOLO_SECRET").then(|| "ab".repeat(31)), late()).unwrap_err().to_string();
         assert!(error.contains("KOLO_SECRET") && !error.contains("abab"), "{error}");
+    }
+
+    #[test]
+    fn the_folder_comes_from_the_environment() {
+        let of = |set: &[(&str, &str)]| {
+            cache_folder(|name| set.iter().find(|(set, _)| *set == name).map(|(_, value)| value.into()))
+                .map(|folder| folder.display().to_string().replace('\\', "/"))
+        };
+        let all = [("KOLO_CACHE_DIR", "/a"), ("XDG_CACHE_HOME", "/b"), ("LOCALAPPDATA", "/c"), ("HOME", "/d")];
+        let expected = ["/a", "/b/kolo", "/c/kolo", "/d/.cache/kolo"];
+        for (i, expected) in expected.into_iter().enumerate() {
+            assert_eq!(of(&all[i..]).as_deref(), Some(expected));
+        }
+        assert_eq!(of(&[("KOLO_CACHE_DIR", ""), ("HOME", "/d")]).as_deref(), Some("/d/.cache/kolo"));
+        assert_eq!(of(&[]), None);
     }
 }

@@ -122,6 +122,7 @@ pub use types::{DType, Descriptor, Element, Op, Rank, ReduceOp, UnknownNameError
 
 /// The cost model with which kolo chooses its algorithms.
 pub mod plan {
+    pub use crate::exec::costs::cache::{MeasuredCosts, measured};
     pub use crate::schedule::select::{Candidate, Choice, CostModel, Layout, LinkCost, candidates};
 }
 

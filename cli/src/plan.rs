@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
-use kolo::plan::{Candidate, Layout, candidates};
+use kolo::plan::{Candidate, CostModel, Layout, MeasuredCosts, candidates, measured};
 use kolo::settings::{BANDWIDTH, bandwidth, selection_of_environment};
 use kolo::{Algorithm, Op};
 
@@ -39,6 +39,10 @@ pub(crate) struct Args {
     /// 1.25]
     #[arg(long, value_parser = gigabytes)]
     bandwidth: Option<f64>,
+    /// Use the latency, bandwidth and reduction rate that a job has measured last, and list all that
+    /// jobs have measured from this machine
+    #[arg(long, conflicts_with_all = ["latency", "bandwidth"])]
+    measured: bool,
 }
 
 /// Operations that have a choice of algorithms. An operation with a count for each rank has the
@@ -76,6 +80,9 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
     }
     if let Some(rate) = args.bandwidth {
         model.network.per_byte = 1e-9 / rate;
+    }
+    if args.measured {
+        use_measured(&mut model)?;
     }
     let (ranks, hosts) = (args.ranks as usize, args.hosts as usize);
     let mut layout = Layout::even(ranks, if args.no_windows { ranks } else { hosts });
@@ -115,6 +122,34 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
             if i == chosen { "chosen".to_owned() } else { why(candidate, winner) }
         ));
     }
+    Ok(())
+}
+
+/// Prints what jobs have measured from this machine, and takes the latest of it.
+fn use_measured(model: &mut CostModel) -> Result<(), String> {
+    let known = measured();
+    let Some(latest) = known.first() else {
+        return Err("no job has measured costs from this machine: a job over several hosts does when it starts, unless \
+                    KOLO_NETWORK_LATENCY or KOLO_NETWORK_BANDWIDTH gives them"
+            .to_owned());
+    };
+    say(&format!(
+        "{:<32} {:<32} {:>7} {:>10} {:>10} {:>10} {:>9}",
+        "from", "to", "sockets", "latency", "GB/s", "reduction", "age"
+    ));
+    for MeasuredCosts { from, to, sockets, network, reduce, at, .. } in &known {
+        let rate = |per_byte: f64| if per_byte > 0.0 { format!("{:.2}", 1e-9 / per_byte) } else { "-".to_owned() };
+        let age = at.elapsed().unwrap_or_default().as_secs();
+        let age = if age < 7200 { format!("{} min", age / 60) } else { format!("{} h", age / 3600) };
+        let latency = show_seconds(network.latency);
+        say(&format!(
+            "{from:<32} {to:<32} {sockets:>7} {latency:>10} {:>10} {:>10} {age:>9}",
+            rate(network.per_byte),
+            rate(*reduce)
+        ));
+    }
+    say("");
+    (model.network, model.reduce) = (latest.network, latest.reduce);
     Ok(())
 }
 

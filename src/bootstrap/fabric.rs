@@ -141,6 +141,14 @@ impl Fabric {
         }
     }
 
+    /// Returns the host's name and address at which a rank is reached through a network; `None` in one
+    /// process.
+    pub(crate) fn address_on_network(&self, rank: Rank) -> Option<String> {
+        let Backing::Network(network) = &self.backing else { return None };
+        let peer = &network.peers[self.members[rank]];
+        Some(format!("{} {}", peer.host, peer.address.ip()))
+    }
+
     /// Returns the ranks that have connected for a link which this rank has not asked for.
     pub(crate) fn peers_with_links(&self) -> Vec<Rank> {
         let Backing::Network(network) = &self.backing else { return Vec::new() };

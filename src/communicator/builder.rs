@@ -237,8 +237,8 @@ impl Builder {
         self
     }
 
-    /// Sets the costs with which algorithms are compared, each finite and at least 0. Rank 0's
-    /// value applies to all ranks.
+    /// Sets the costs with which algorithms are compared, each finite and at least 0, so that those
+    /// between hosts are not measured. Rank 0's value applies to all ranks.
     pub fn cost_model(mut self, model: CostModel) -> Self {
         self.model = Some(model);
         self
@@ -349,6 +349,7 @@ impl Builder {
             device_waits,
             flag_layout,
             model,
+            measures,
         } = &mut settings.shared;
         *algorithm = self.algorithm.or(*algorithm);
         *transport = self.transport.unwrap_or(*transport);
@@ -359,6 +360,7 @@ impl Builder {
         *device_path = self.device_path.unwrap_or(*device_path);
         *device_waits = self.device_waits.unwrap_or(*device_waits);
         *model = self.model.unwrap_or(*model);
+        *measures &= self.model.is_none();
         if let Some((cost, value)) = model.invalid() {
             return Err(Error::setting("cost_model", format!("{cost}: {value}"), "finite costs of at least 0"));
         }
@@ -530,7 +532,9 @@ impl Builder {
     /// Those of [`Communicator::in_process`]; [`Error::Setting`] also if an option has an invalid
     /// value.
     pub fn connect_in_process(self, world_size: usize) -> Result<Vec<Communicator>> {
-        let settings = self.settings()?;
+        let mut settings = self.settings()?;
+        // The links of one process are no network.
+        settings.shared.measures = false;
         if world_size == 0 {
             return Err(Error::setting("world_size", "0", "at least 1"));
         }

@@ -75,7 +75,8 @@ impl Core {
         }
         let neighbours = self.fabric.neighbours();
         self.open_window(info, &neighbours, began)?;
-        self.first_barrier(info)
+        self.first_barrier(info)?;
+        self.measure_costs(info)
     }
 
     /// Waits until all ranks have connected.

@@ -19,6 +19,7 @@ mod allocate;
 pub(crate) mod call;
 mod connect;
 mod core;
+pub(crate) mod costs;
 mod device;
 mod device_state;
 mod dispatch;

@@ -185,11 +185,11 @@ impl Messages {
     }
 
     fn ring(&self, op: Op) -> Price {
-        let Messages { s, n, most, .. } = *self;
+        let Messages { s, most, .. } = *self;
         match op {
-            Op::AllReduce => self.rounds(2.0 * (n - 1.0), 2.0 * most * s).reducing(most * s),
-            Op::Broadcast | Op::Reduce => self.rounds(n - 1.0, s).reducing_if(op, s),
-            _ => self.rounds(n - 1.0, most * s).reducing_if(op, most * s),
+            Op::AllReduce => self.around(2.0, 2.0 * most * s).reducing(most * s),
+            Op::Broadcast | Op::Reduce => self.around(1.0, s).reducing_if(op, s),
+            _ => self.around(1.0, most * s).reducing_if(op, most * s),
         }
     }
 
@@ -263,6 +263,14 @@ impl Messages {
         } else {
             Price { local_rounds: count, local_bytes: bytes, ..Price::default() }
         }
+    }
+
+    /// Passes of `bytes` in all around a ring in the order of ranks. What a rank sends in a round has
+    /// come from its neighbour in the round before, so it crosses each host's border once in a pass.
+    fn around(&self, passes: f64, bytes: f64) -> Price {
+        let hops = self.n - 1.0;
+        let outside = if self.layout.hosts > 1 { hops.min(self.hosts) } else { 0.0 };
+        Price { network_rounds: passes * outside, local_rounds: passes * (hops - outside), ..self.rounds(0.0, bytes) }
     }
 
     /// Logarithmic rounds, of which those at small distances stay inside the hosts.

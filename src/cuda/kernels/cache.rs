@@ -7,10 +7,9 @@
 //! and none reads half of it. If the folder cannot be written, a process logs a warning and
 //! compiles.
 
-use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use sha2::{Digest, Sha256};
@@ -19,15 +18,6 @@ use crate::wire::hexadecimal;
 
 /// Bytes of the checksum.
 const SUM: usize = 32;
-
-/// Returns the folder of the cache: `KOLO_CACHE_DIR`, or `kolo` in the cache folder of the system.
-pub(super) fn folder(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let set = |name| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("KOLO_CACHE_DIR")
-        .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("kolo")))
-        .or_else(|| set("LOCALAPPDATA").map(|folder| folder.join("kolo")))
-        .or_else(|| set("HOME").map(|home| home.join(".cache").join("kolo")))
-}
 
 /// Returns the name of the file that depends on these parts.
 pub(super) fn name(parts: &[&str]) -> String {

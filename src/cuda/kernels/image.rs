@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::cache;
 use super::nvrtc::{Compiler, Nvrtc};
+use crate::config;
 use crate::error::{Error, Result};
 
 /// The sources in `cuda-kernels`, as one program.
@@ -85,7 +86,7 @@ pub(in crate::cuda) fn compiler() -> Result<String, String> {
 /// code.
 pub(super) fn image(architecture: (u32, u32)) -> Result<Image> {
     let compiler = Nvrtc::find().map(|nvrtc| nvrtc as &dyn Compiler);
-    image_by(compiler, cache::folder(|name| std::env::var_os(name)).as_deref(), architecture)
+    image_by(compiler, config::cache_folder(|name| std::env::var_os(name)).as_deref(), architecture)
 }
 
 /// Returns the same by a given compiler, or the reason why there is none, and with a folder for

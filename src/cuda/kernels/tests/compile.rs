@@ -353,21 +353,6 @@ fn if_the_compiler_fails_the_prebuilt_code_is_used() {
     assert!(folder.files().is_empty());
 }
 
-#[test]
-fn the_folder_comes_from_the_environment() {
-    let of = |set: &[(&str, &str)]| {
-        cache::folder(|name| set.iter().find(|(set, _)| *set == name).map(|(_, value)| value.into()))
-            .map(|folder| folder.display().to_string().replace('\\', "/"))
-    };
-    let all = [("KOLO_CACHE_DIR", "/a"), ("XDG_CACHE_HOME", "/b"), ("LOCALAPPDATA", "/c"), ("HOME", "/d")];
-    let expected = ["/a", "/b/kolo", "/c/kolo", "/d/.cache/kolo"];
-    for (i, expected) in expected.into_iter().enumerate() {
-        assert_eq!(of(&all[i..]).as_deref(), Some(expected));
-    }
-    assert_eq!(of(&[("KOLO_CACHE_DIR", ""), ("HOME", "/d")]).as_deref(), Some("/d/.cache/kolo"));
-    assert_eq!(of(&[]), None);
-}
-
 /// NVRTC itself, with an empty folder.
 #[test]
 fn nvrtc_fills_the_cache() {

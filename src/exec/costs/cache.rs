@@ -1,0 +1,230 @@
+//! The measured costs on disk: one line for each pair of hosts, in the file `network-costs` of the
+//! cache folder.
+//!
+//! A folder on a network may not answer, so a thread of its own reads and writes it, and nothing
+//! waits for that thread for long.
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::config;
+use crate::schedule::select::LinkCost;
+
+/// Two hosts, and the number of connections between them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pair {
+    /// Name and address of the first host.
+    pub(crate) from: String,
+    pub(crate) to: String,
+    pub(crate) sockets: u8,
+}
+
+/// The costs of messages between two hosts, as a job has measured them.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct MeasuredCosts {
+    /// Name and address of the host of rank 0.
+    pub from: String,
+    /// Name and address of the other host.
+    pub to: String,
+    /// TCP connections of a link.
+    pub sockets: u8,
+    /// What messages cost.
+    pub network: LinkCost,
+    /// Seconds to reduce one byte on the first host.
+    pub reduce: f64,
+    /// When this was measured.
+    pub at: SystemTime,
+}
+
+/// Measured costs count for so long: a network may change.
+const LASTS: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// How long a job waits for the file.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Bytes of the file that are read, and entries that are kept.
+const MOST_BYTES: u64 = 1 << 20;
+const MOST_ENTRIES: usize = 1000;
+
+/// What the file begins with.
+const TITLE: &str = "kolo network costs 1";
+
+/// Returns the costs that jobs have measured from this machine, the latest first. They are in the
+/// file `network-costs` of the cache folder (`KOLO_CACHE_DIR`); a job takes its costs from there for
+/// a week.
+pub fn measured() -> Vec<MeasuredCosts> {
+    let mut known = file().map_or_else(Vec::new, |path| read(&path));
+    known.sort_by_key(|entry| std::cmp::Reverse(entry.at));
+    known
+}
+
+/// A look at the file for a pair of hosts.
+pub(super) struct Reading {
+    answer: Receiver<Option<MeasuredCosts>>,
+    has_found: bool,
+}
+
+impl Pair {
+    /// Returns the pair of these hosts, as the lines of the file can have them.
+    pub(super) fn new(from: &str, to: &str, sockets: u8) -> Pair {
+        let clean = |text: &str| text.replace(char::is_control, " ");
+        Pair { from: clean(from), to: clean(to), sockets }
+    }
+}
+
+impl Reading {
+    pub(super) fn begin(pair: Pair) -> Reading {
+        let (sender, answer) = channel();
+        in_background(move || {
+            let young = |entry: &MeasuredCosts| SystemTime::now().duration_since(entry.at).is_ok_and(|age| age < LASTS);
+            let known = file().map_or_else(Vec::new, |path| read(&path));
+            // Nothing receives if the file took too long.
+            _ = sender.send(known.into_iter().find(|entry| entry.is_of(&pair) && young(entry)));
+        });
+        Reading { answer, has_found: false }
+    }
+
+    pub(super) fn get(&mut self) -> Option<MeasuredCosts> {
+        let found = self.answer.recv_timeout(PATIENCE).ok().flatten();
+        self.has_found = found.is_some();
+        found
+    }
+
+    pub(super) fn has_found(&self) -> bool {
+        self.has_found
+    }
+}
+
+/// Writes what was measured to the file, for later jobs.
+pub(super) fn keep(pair: Pair, network: LinkCost, reduce: f64) {
+    in_background(move || {
+        let Some(path) = file() else { return };
+        let Pair { from, to, sockets } = pair.clone();
+        // Whole seconds, as the file has them.
+        let at = UNIX_EPOCH + Duration::from_secs(now());
+        let mut known = read(&path);
+        known.retain(|entry| !entry.is_of(&pair));
+        known.insert(0, MeasuredCosts { from, to, sockets, network, reduce, at });
+        known.truncate(MOST_ENTRIES);
+        if let Err(error) = write(&path, &known) {
+            tracing::debug!("cannot write {}: {error}; the next job measures the costs again", path.display());
+        }
+    });
+}
+
+fn in_background(work: impl FnOnce() + Send + 'static) {
+    // Without the thread, the costs are measured again.
+    _ = std::thread::Builder::new().name("kolo-costs".to_owned()).spawn(work);
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs())
+}
+
+fn file() -> Option<PathBuf> {
+    config::cache_folder(|name| std::env::var_os(name)).map(|folder| folder.join("network-costs"))
+}
+
+impl MeasuredCosts {
+    fn is_of(&self, pair: &Pair) -> bool {
+        (&self.from, &self.to, self.sockets) == (&pair.from, &pair.to, pair.sockets)
+    }
+
+    fn line(&self) -> String {
+        let MeasuredCosts { from, to, sockets, network: LinkCost { latency, overhead, per_byte }, reduce, at } = self;
+        let at = at.duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
+        format!("{from}\t{to}\t{sockets}\t{latency:e}\t{overhead:e}\t{per_byte:e}\t{reduce:e}\t{at}\n")
+    }
+
+    /// Reads a line. Any program of this user may have written it.
+    fn parse(line: &str) -> Option<MeasuredCosts> {
+        let mut fields = line.split('\t');
+        let (from, to) = (fields.next()?.to_owned(), fields.next()?.to_owned());
+        let sockets = fields.next()?.parse().ok()?;
+        // Costs by which nothing could be chosen are no costs.
+        let mut cost = || fields.next()?.parse().ok().filter(|&cost: &f64| (0.0..1e6).contains(&cost));
+        let network = LinkCost { latency: cost()?, overhead: cost()?, per_byte: cost()? };
+        let reduce = cost()?;
+        let seconds = fields.next()?.parse().ok()?;
+        let at = UNIX_EPOCH.checked_add(Duration::from_secs(seconds))?;
+        fields.next().is_none().then_some(MeasuredCosts { from, to, sockets, network, reduce, at })
+    }
+}
+
+/// Returns what the file says; nothing if it cannot be read or is not of this version.
+fn read(path: &Path) -> Vec<MeasuredCosts> {
+    let mut text = String::new();
+    let Ok(_) = fs::File::open(path).and_then(|file| file.take(MOST_BYTES).read_to_string(&mut text)) else { return Vec::new() };
+    let mut lines = text.lines();
+    if lines.next() != Some(TITLE) {
+        return Vec::new();
+    }
+    lines.filter_map(MeasuredCosts::parse).take(MOST_ENTRIES).collect()
+}
+
+/// Writes the file under another name and renames it, so that no process reads half of it.
+fn write(path: &Path, known: &[MeasuredCosts]) -> io::Result<()> {
+    fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+    let beside = path.with_extension(format!("{}-{:08x}.new", std::process::id(), getrandom::u32().map_err(io::Error::other)?));
+    let lines: String = known.iter().map(MeasuredCosts::line).collect();
+    let written = fs::write(&beside, format!("{TITLE}\n{lines}")).and_then(|()| fs::rename(&beside, path));
+    if written.is_err() {
+        // The file may not exist.
+        _ = fs::remove_file(&beside);
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(to: &str, seconds: u64) -> MeasuredCosts {
+        let network = LinkCost { latency: 35.5e-6, overhead: 0.0, per_byte: 8e-9 };
+        let at = UNIX_EPOCH + Duration::from_secs(seconds);
+        MeasuredCosts { from: "a 10.0.0.1".to_owned(), to: to.to_owned(), sockets: 2, network, reduce: 1.25e-10, at }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let folder = std::env::temp_dir().join(format!("costs-{}-{:08x}", std::process::id(), getrandom::u32().unwrap()));
+        let path = folder.join("kolo").join("network-costs");
+        assert_eq!(read(&path), []);
+        let known = [entry("b 10.0.0.2", 7), entry("c fd00::3", 1 << 40)];
+        write(&path, &known).unwrap();
+        assert_eq!(read(&path), known);
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "a file is left beside");
+        // A line that is no entry does not hide the others.
+        let text = fs::read_to_string(&path).unwrap();
+        let (title, lines) = text.split_once('\n').unwrap();
+        fs::write(&path, format!("{title}\ngarbage\n{lines}half\t")).unwrap();
+        assert_eq!(read(&path), known);
+        for other in [text.replacen('1', "2", 1), "\u{0}".repeat(100), String::new()] {
+            fs::write(&path, other).unwrap();
+            assert_eq!(read(&path), []);
+        }
+        fs::write(&path, [0xff, 0xfe]).unwrap();
+        assert_eq!(read(&path), []);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_line_that_is_no_entry_is_refused() {
+        let good = entry("b", 7).line();
+        let good = good.trim_end();
+        assert!(MeasuredCosts::parse(good).is_some());
+        let fields: Vec<&str> = good.split('\t').collect();
+        for (field, bad) in
+            [(2, "256"), (3, "-1"), (4, "NaN"), (5, "inf"), (5, ""), (6, "1e7"), (7, "x"), (7, "18446744073709551616")]
+        {
+            let mut fields = fields.clone();
+            fields[field] = bad;
+            assert_eq!(MeasuredCosts::parse(&fields.join("\t")), None, "{bad} in field {field}");
+        }
+        assert_eq!(MeasuredCosts::parse(&format!("{good}\tmore")), None);
+    }
+}

@@ -1,0 +1,244 @@
+//! Measures what messages between hosts cost, when a job starts. Rank 0 exchanges messages with the
+//! first rank of another host, and tells all ranks the result, so that all choose the same
+//! algorithms. It keeps the result on disk ([`cache`]): the next job on these hosts takes it from
+//! there, chooses the same algorithms and so gets the same bits.
+
+pub(crate) mod cache;
+
+use std::time::{Duration, Instant};
+
+use super::core::Core;
+use super::messages::Messages;
+use crate::buffer::RawSliceMut;
+use crate::error::Result;
+use crate::failure::{CommInfo, OpContext};
+use crate::reduce::Kernel;
+use crate::schedule::Algorithm;
+use crate::schedule::select::{CostModel, LinkCost};
+use crate::types::{DType, Descriptor, Op, Rank, ReduceOp};
+use cache::{Pair, Reading};
+
+/// The sizes of the messages whose transfer is timed, in bytes. They are tried in this order until
+/// one takes [`LONG`], so a fast network is measured with long messages, and a slow one in little
+/// time.
+const SIZES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
+const LONG: Duration = Duration::from_millis(4);
+
+/// Bytes of a short message.
+const SHORT: usize = 8;
+
+/// Short messages in a row, by which the processor time of a message is told from its latency.
+const ROW: usize = 16;
+
+/// How long short messages are repeated, and how often at least and at most. The least time counts:
+/// what disturbs a measurement makes it longer.
+const PATIENCE: Duration = Duration::from_millis(10);
+const FEWEST: usize = 3;
+const MOST: usize = 20;
+
+/// Two ranks between which rank 0 measures.
+struct Probe<'a> {
+    pair: [Rank; 2],
+    context: OpContext<'a>,
+    memory: Vec<u64>,
+}
+
+impl Core {
+    /// Measures the costs of messages between hosts, and uses them from now on. All ranks call this
+    /// together, before the first operation.
+    pub(super) fn measure_costs(&mut self, info: &CommInfo) -> Result<()> {
+        // What is measured holds for the job, also in communicators that are made later.
+        let measures = std::mem::take(&mut self.settings.measures);
+        let hosts = self.fabric.hosts();
+        let Some(partner) = (0..hosts.len()).find(|&rank| hosts[rank] != hosts[0]) else { return Ok(()) };
+        // A forced algorithm needs no costs.
+        if !measures || self.settings.algorithm.is_some() {
+            return Ok(());
+        }
+        let context = OpContext::new(Descriptor { op: Op::Connect, ..Descriptor::nothing() }, info);
+        let mut probe = Probe { pair: [0, partner], context: context.clone(), memory: Vec::new() };
+        let mut costs = [0u64; 4];
+        if info.rank == 0 {
+            let model = self.measure(&mut probe, partner)?;
+            costs = [model.network.latency, model.network.overhead, model.network.per_byte, model.reduce].map(f64::to_bits);
+        } else if info.rank == partner {
+            self.answer(&mut probe)?;
+        }
+        let messages =
+            Messages::in_place(Op::Broadcast, Algorithm::Binomial, RawSliceMut::of(&mut costs), size_of::<u64>(), None);
+        // SAFETY: `costs` is borrowed for the call.
+        unsafe { self.run_messages(context, messages)? };
+        let [latency, overhead, per_byte, reduce] = costs.map(f64::from_bits);
+        let network = LinkCost { latency, overhead, per_byte };
+        let model = CostModel { network, reduce, ..self.settings.model };
+        // Rank 0 sends what it has measured. Every rank that checks finds the same.
+        if model.invalid().is_none() {
+            self.settings.model = model;
+        }
+        Ok(())
+    }
+
+    /// Returns the costs between the two ranks, from the cache if they are there. Ends with the
+    /// message that lets the partner go on.
+    fn measure(&mut self, probe: &mut Probe<'_>, partner: Rank) -> Result<CostModel> {
+        let pair = self.fabric.address_on_network(0).zip(self.fabric.address_on_network(partner));
+        let pair = pair.map(|(from, to)| Pair::new(&from, &to, self.settings.sockets));
+        let mut reading = pair.clone().map(Reading::begin);
+        let model = match reading.as_mut().and_then(Reading::get) {
+            Some(known) => CostModel { network: known.network, reduce: known.reduce, ..self.settings.model },
+            None => {
+                let network = coarse_link(self.time_link(probe)?);
+                let model = CostModel { network, reduce: coarse(time_reduction()), ..self.settings.model };
+                if let Some(pair) = pair {
+                    cache::keep(pair, model.network, model.reduce);
+                }
+                model
+            }
+        };
+        self.say(probe, 0, [0, 0])?;
+        let LinkCost { latency, per_byte, .. } = model.network;
+        tracing::info!(
+            partner,
+            latency_us = latency * 1e6,
+            gigabytes_per_second = 1e-9 / per_byte,
+            is_cached = reading.is_some_and(|reading| reading.has_found()),
+            "costs between hosts"
+        );
+        Ok(model)
+    }
+
+    /// Measures a link from its first rank.
+    fn time_link(&mut self, probe: &mut Probe<'_>) -> Result<LinkCost> {
+        let began = Instant::now();
+        // The first message opens the link.
+        self.time(probe, SHORT, 1)?;
+        let (mut round_trip, mut row) = (f64::INFINITY, f64::INFINITY);
+        for i in 0..MOST {
+            if i >= FEWEST && began.elapsed() >= PATIENCE {
+                break;
+            }
+            round_trip = round_trip.min(self.time(probe, SHORT, 1)?);
+            row = row.min(self.time(probe, SHORT, ROW)?);
+        }
+        let overhead = ((row - round_trip) / (ROW - 1) as f64).max(0.0);
+        let latency = round_trip / 2.0;
+        let (mut before, mut per_byte) = ((SHORT, round_trip), 0.0);
+        for bytes in SIZES {
+            // The first one fills the window of the connection.
+            let mut time = f64::INFINITY;
+            for _ in 0..FEWEST {
+                time = time.min(self.time(probe, bytes, 1)?);
+            }
+            let slope = (time - before.1) / (bytes - before.0) as f64;
+            per_byte = if slope > 0.0 { slope } else { time / bytes as f64 };
+            before = (bytes, time);
+            if time >= LONG.as_secs_f64() {
+                break;
+            }
+        }
+        Ok(LinkCost { latency, overhead, per_byte })
+    }
+
+    /// Sends `count` messages of `bytes` bytes, and returns the seconds until the answer.
+    fn time(&mut self, probe: &mut Probe<'_>, bytes: usize, count: usize) -> Result<f64> {
+        self.say(probe, 0, [bytes as u64, count as u64])?;
+        let began = Instant::now();
+        for _ in 0..count {
+            self.pass(probe, 0, bytes)?;
+        }
+        self.pass(probe, 1, SHORT)?;
+        Ok(began.elapsed().as_secs_f64())
+    }
+
+    /// Receives and answers the messages of rank 0, until it has finished.
+    fn answer(&mut self, probe: &mut Probe<'_>) -> Result<()> {
+        loop {
+            let [bytes, count] = self.say(probe, 0, [0, 0])?;
+            if count == 0 {
+                return Ok(());
+            }
+            // Rank 0 belongs to the job, but it may be of another build.
+            let bytes = (bytes as usize).min(SIZES[SIZES.len() - 1]);
+            for _ in 0..count {
+                self.pass(probe, 0, bytes)?;
+            }
+            self.pass(probe, 1, SHORT)?;
+        }
+    }
+
+    /// Passes two numbers from one of the two ranks to the other.
+    fn say(&mut self, probe: &mut Probe<'_>, from: usize, numbers: [u64; 2]) -> Result<[u64; 2]> {
+        let mut numbers = numbers;
+        // SAFETY: `numbers` is borrowed for the call.
+        unsafe { self.pass_memory(probe, from, RawSliceMut::of(&mut numbers))? };
+        Ok(numbers)
+    }
+
+    /// Passes `bytes` bytes from one of the two ranks to the other.
+    fn pass(&mut self, probe: &mut Probe<'_>, from: usize, bytes: usize) -> Result<()> {
+        let mut memory = std::mem::take(&mut probe.memory);
+        memory.resize(memory.len().max(bytes.div_ceil(size_of::<u64>())), 0);
+        // SAFETY: `memory` is borrowed for the call.
+        let passed = unsafe { self.pass_memory(probe, from, RawSliceMut::of(&mut memory).take(bytes)) };
+        probe.memory = memory;
+        passed
+    }
+
+    /// # Safety
+    ///
+    /// `memory` is valid until this returns, and nothing else uses it.
+    unsafe fn pass_memory(&mut self, probe: &Probe<'_>, from: usize, memory: RawSliceMut) -> Result<()> {
+        let messages = Messages::in_place(Op::Broadcast, Algorithm::Binomial, memory, 1, None);
+        // SAFETY: passed on.
+        unsafe { self.run_messages(probe.context.clone(), Messages { ranks: Some(&probe.pair), root: from, ..messages }) }
+    }
+}
+
+/// Returns the seconds to reduce one byte of `f32`.
+fn time_reduction() -> f64 {
+    const COUNT: usize = 64 << 10;
+    let kernel = Kernel::new(DType::F32, ReduceOp::Sum).expect("f32 has sums");
+    let (mut sum, part) = (vec![0f32; COUNT], vec![0f32; COUNT]);
+    let mut least = f64::INFINITY;
+    for _ in 0..FEWEST {
+        let began = Instant::now();
+        let own = sum.as_mut_ptr().cast::<u8>();
+        // SAFETY: both have `COUNT` elements, are borrowed for the call, and are apart.
+        unsafe { kernel.fold(&[own, part.as_ptr().cast()], own, COUNT, None) };
+        least = least.min(began.elapsed().as_secs_f64());
+    }
+    std::hint::black_box(&sum);
+    least / (COUNT * size_of::<f32>()) as f64
+}
+
+fn coarse_link(link: LinkCost) -> LinkCost {
+    LinkCost { latency: coarse(link.latency), overhead: coarse(link.overhead), per_byte: coarse(link.per_byte) }
+}
+
+/// Rounds a cost to a power of the square root of two. Measurements that differ by little become
+/// the same cost, and lead to the same choices.
+fn coarse(cost: f64) -> f64 {
+    if cost > 0.0 { 2f64.powf((cost.log2() * 2.0).round() / 2.0) } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_that_differ_by_little_become_the_same() {
+        for exponent in -80..4 {
+            let cost = 2f64.powf(f64::from(exponent) / 2.0);
+            for factor in [0.85, 1.0, 1.18] {
+                assert!((coarse(cost * factor) / cost - 1.0).abs() < 1e-9, "{cost} {factor}");
+            }
+        }
+        assert_eq!(coarse(0.0), 0.0);
+    }
+
+    #[test]
+    fn reductions_take_time() {
+        let time = time_reduction();
+        assert!(time > 0.0 && time.is_finite());
+    }
+}
