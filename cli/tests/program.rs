@@ -805,6 +805,76 @@ mod plan {
         }
     }
 
+    /// Ranks that use TCP count as hosts. The first job measures, the second one takes the result, and a
+    /// job with given costs does neither.
+    #[test]
+    fn costs_are_measured_once_and_kept() {
+        let folder = std::env::temp_dir().join(format!("measured-costs-{}", std::process::id()));
+        let job = |variables: &[(&str, &str)]| {
+            let mut command = program();
+            command.args([
+                "run",
+                "-n",
+                "3",
+                "--",
+                "bench",
+                "all_reduce",
+                "--sizes",
+                "8",
+                "--iters",
+                "1",
+                "--warmup",
+                "0",
+                "--check",
+            ]);
+            command.env("KOLO_CACHE_DIR", &folder).env("KOLO_TRANSPORT", "tcp").env("KOLO_LOG", "info").env("NO_COLOR", "1");
+            command.env_remove("KOLO_NETWORK_LATENCY").env_remove("KOLO_NETWORK_BANDWIDTH").env_remove("KOLO_ALGORITHM");
+            let output = command.envs(variables.iter().copied()).stdin(Stdio::null()).output().unwrap();
+            let log = text(&output.stdout) + &text(&output.stderr);
+            assert!(output.status.success(), "{log}");
+            log
+        };
+        let plan = |option| {
+            let arguments = ["plan", "all_reduce", "--ranks", "8", "--hosts", "8", option];
+            program().args(arguments).env("KOLO_CACHE_DIR", &folder).stdin(Stdio::null()).output().unwrap()
+        };
+        let before = plan("--measured");
+        assert!(!before.status.success() && text(&before.stderr).contains("no job has measured costs"), "{before:?}");
+
+        for given in [("KOLO_NETWORK_LATENCY", "5us"), ("KOLO_NETWORK_BANDWIDTH", "2"), ("KOLO_ALGORITHM", "ring")] {
+            let log = job(&[given]);
+            assert!(!log.contains("costs between hosts"), "{given:?}: {log}");
+        }
+        assert!(!folder.exists());
+
+        let first = job(&[]);
+        assert!(first.contains("costs between hosts") && first.contains("is_cached=false"), "{first}");
+        // A thread writes the file. The job may end before.
+        let file = folder.join("network-costs");
+        let mut jobs = 0;
+        while !file.exists() {
+            jobs += 1;
+            assert!(jobs < 100, "{first}");
+            job(&[]);
+        }
+        let kept = std::fs::read_to_string(&file).unwrap();
+        assert_eq!(kept.lines().count(), 2, "{kept}");
+        let next = job(&[]);
+        assert!(next.contains("is_cached=true"), "{next}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), kept);
+
+        let measured = plan("--measured");
+        let shown = text(&measured.stdout);
+        assert!(measured.status.success() && shown.contains("127.0.0.1") && shown.contains(" min\n"), "{measured:?}");
+        assert_ne!(shown.split_once("\n\n").unwrap().1, text(&plan("--no-windows").stdout));
+
+        // What another program has written is measured again, and replaced.
+        std::fs::write(&file, "garbage").unwrap();
+        let again = job(&[]);
+        assert!(again.contains("is_cached=false"), "{again}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
     /// It would take hours to count the segments one by one.
     #[test]
     fn the_largest_size_is_planned() {

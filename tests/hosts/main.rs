@@ -1,0 +1,26 @@
+//! Collectives over several hosts, which `bed.sh` makes of network namespaces of this machine: their
+//! results, and the bytes that cross each host's link.
+//!
+//! Without `KOLO_TEST_WORKER` this program is a test runner, which starts itself with that variable
+//! as the ranks.
+
+#[cfg(target_os = "linux")]
+mod link;
+#[cfg(target_os = "linux")]
+#[path = "../common/runner.rs"]
+mod runner;
+#[cfg(target_os = "linux")]
+mod tests;
+
+#[cfg(not(target_os = "linux"))]
+fn main() {
+    println!("NOT RUN: hosts are network namespaces of Linux");
+}
+
+#[cfg(target_os = "linux")]
+fn main() -> std::process::ExitCode {
+    match std::env::var("KOLO_TEST_WORKER") {
+        Ok(_) => link::rank(),
+        Err(_) => runner::run(tests::TESTS, 1),
+    }
+}
