@@ -12,12 +12,14 @@ import argparse
 import json
 import os
 import pathlib
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 
 BED = pathlib.Path(__file__).with_name("bed.sh")
+PEERS = pathlib.Path(__file__).parents[2] / "cli" / "peers"
 ALGORITHMS = ["hierarchical", "ring", "direct", "binomial", "double-tree", "recursive-doubling", "halving-doubling"]
 OPS = ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier"]
 
@@ -81,12 +83,129 @@ def choice(args, hosts, each):
     return worst
 
 
+class Contestant:
+    """The ranks of a library, which wait for questions (cli/peers/README.md)."""
+
+    def __init__(self, name, folder, ranks, command, **variables):
+        self.name = name
+        path = pathlib.Path(folder, f"{name}.sock")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen(ranks)
+        listener.settimeout(120)
+        self.log = open(pathlib.Path(folder, f"{name}.log"), "w+")
+        self.process = subprocess.Popen(
+            [*command, name, path], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env={**os.environ, **variables}
+        )
+        self.ranks = []
+        try:
+            while len(self.ranks) < ranks:
+                self.ranks.append(listener.accept()[0].makefile("rw"))
+                self.ranks[-1].readline()
+        except TimeoutError:
+            self.fail()
+
+    def fail(self):
+        self.log.seek(0)
+        sys.exit(f"table.py: {self.name} does not answer:\n{self.log.read()[-2000:]}")
+
+    def time(self, op, size, warmup, iters, calls):
+        """Returns the median time of an operation on the slowest rank, in microseconds."""
+        for rank in self.ranks:
+            rank.write(f"{op} {size} {warmup} {iters} {calls}\n")
+            rank.flush()
+        answers = [rank.readline().split() for rank in self.ranks]
+        if not all(answers):
+            self.fail()
+        return max(statistics.median(map(float, answer)) for answer in answers) / 1000
+
+    def end(self):
+        for rank in self.ranks:
+            rank.close()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def mpi(folder, hosts, each):
+    """The command of Open MPI over the hosts. It reaches them by this program in place of ssh."""
+    program, agent = pathlib.Path(folder, "mpi"), pathlib.Path(folder, "agent")
+    subprocess.run(["mpicc.openmpi", "-O2", "-o", program, PEERS / "mpi.c"], check=True)
+    bed_name = os.environ.get("BED", "kolo-bed")
+    # A name of its own for each host: Open MPI takes hosts of one name for one host.
+    agent.write_text(
+        "#!/bin/sh\n"
+        "host=$1\n"
+        "shift\n"
+        "number=$((${host##*.} - 1))\n"
+        f'exec ip netns exec {bed_name}-$number unshare --uts sh -c "hostname {bed_name}-$number; $*"\n'
+    )
+    agent.chmod(0o755)
+    addresses = [bed("address", host).stdout.strip() for host in range(hosts)]
+    network = addresses[0].rsplit(".", 1)[0] + ".0/24"
+    words = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--mca", "plm_rsh_agent", agent]
+    words += ["--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network, "--mca", "pml", "ob1"]
+    words += ["--mca", "btl", "tcp,self,vader", "--host", ",".join(f"{one}:{each}" for one in addresses), program]
+    here = ["ip", "netns", "exec", f"{bed_name}-0", "unshare", "--uts", "sh", "-c", f'hostname {bed_name}-0; exec "$@"', "sh"]
+    return [*here, *words]
+
+
+def contestants(args, folder, hosts, each):
+    ranks = hosts * each
+    found = []
+    for name in args.peers:
+        if name == "kolo":
+            found.append(Contestant(name, folder, ranks, [BED, "start", str(each), args.kolo, "compete"]))
+        elif name == "openmpi":
+            found.append(Contestant(name, folder, ranks, mpi(folder, hosts, each)))
+        elif name == "gloo":
+            address = bed("address", 0).stdout.strip()
+            # The variables of torchrun, by which PyTorch finds the other ranks.
+            words = 'RANK=$KOLO_RANK WORLD_SIZE=$KOLO_WORLD_SIZE exec "$0" "$@"'
+            variables = {"MASTER_ADDR": address, "MASTER_PORT": "29555", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+            command = [BED, "start", str(each), "sh", "-c", words, args.python, PEERS / "gloo.py"]
+            found.append(Contestant(name, folder, ranks, command, **variables))
+        else:
+            sys.exit(f"table.py: {name} is unknown; there are kolo, openmpi and gloo")
+    return found
+
+
+def number(text):
+    factor = {"K": 1 << 10, "M": 1 << 20}.get(text[-1].upper())
+    return int(text[:-1]) * factor if factor else int(text)
+
+
+def peers(args, hosts, each):
+    with tempfile.TemporaryDirectory() as folder:
+        found = contestants(args, folder, hosts, each)
+        for op in args.ops:
+            for size in map(number, args.sizes.split(",")):
+                calls = 20 if size < 1 << 17 else 3 if size < 1 << 22 else 1
+                times = {one.name: [] for one in found}
+                for _ in range(args.rounds):
+                    for one in found:
+                        times[one.name].append(one.time(op, size, 1, args.iters, calls))
+                medians = "  ".join(f"{name} {statistics.median(several):.0f}" for name, several in times.items())
+                # The rounds are interleaved, so each compares with itself.
+                ratios = [
+                    f"{name}/kolo {statistics.median(a / b for a, b in zip(several, times['kolo'])):.2f}"
+                    for name, several in times.items()
+                    if name != "kolo"
+                ]
+                print(f"{hosts}x{each} {op:14} {size:>9}  {medians}  {'  '.join(ratios)}", flush=True)
+        for one in found:
+            one.end()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["choice"])
+    parser.add_argument("what", choices=["choice", "peers"])
     parser.add_argument("--kolo", default="target/release/kolo")
     parser.add_argument("--layouts", default="2x1,2x2,4x1,4x2", help="hosts x ranks on each")
-    parser.add_argument("--ops", default=",".join(OPS), type=lambda text: text.split(","))
+    parser.add_argument("--ops", default=",".join(OPS), type=lambda text: text.split(","), help="those of MPI and Gloo, for peers")
+    parser.add_argument("--peers", default="kolo,openmpi,gloo", type=lambda text: text.split(","))
+    parser.add_argument("--python", default="python3", help="a Python with PyTorch, for Gloo")
     parser.add_argument("--sizes", default="8,64K,1M,8M")
     parser.add_argument("--rounds", default=3, type=int)
     parser.add_argument("--iters", default=3, type=int)
@@ -97,9 +216,14 @@ def main():
         hosts, each = map(int, layout.split("x"))
         bed("up", hosts)
         try:
-            worst += choice(args, hosts, each)
+            if args.what == "peers":
+                peers(args, hosts, each)
+            else:
+                worst += choice(args, hosts, each)
         finally:
             bed("down")
+    if args.what == "peers":
+        return
     worst.sort(reverse=True)
     late = [one for one in worst if one[0] > 1.1]
     print(f"# {len(worst)} choices, {len(late)} more than 10 % slower than the best")
