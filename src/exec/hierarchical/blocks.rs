@@ -425,6 +425,22 @@ impl Core {
         if layout.fewest_per_host * layout.hosts == layout.ranks { between } else { Algorithm::Direct }
     }
 
+    /// The algorithm for blocks of these hosts, which may differ in length. In a direct exchange a host
+    /// sends its block to each other host; around a ring, each host sends all blocks but one. If one
+    /// block is long, the ring moves fewer bytes through its host's link.
+    fn for_blocks(&self, op: Op, between: Algorithm, of_hosts: &[usize], element: usize) -> Algorithm {
+        if between != Algorithm::Direct || !matches!(op, Op::AllGatherV | Op::ReduceScatterV) {
+            return between;
+        }
+        let (hosts, all) = (of_hosts.len() - 1, of_hosts[of_hosts.len() - 1]);
+        let lengths = || of_hosts.windows(2).map(|ends| ends[1] - ends[0]);
+        let (longest, shortest) = (lengths().max().unwrap_or(0), lengths().min().unwrap_or(0));
+        let saved = ((hosts - 1) * longest).saturating_sub(all - shortest) * element;
+        let network = self.settings.model.network;
+        let later = hosts.saturating_sub(2) as f64 * network.latency;
+        if saved as f64 * network.per_byte > later { Algorithm::Ring } else { Algorithm::Direct }
+    }
+
     /// Runs a collective on this rank's rail. `of_hosts` says where the block of each host starts, and
     /// where the last one ends.
     ///
@@ -441,6 +457,7 @@ impl Core {
         call: &Call,
     ) -> Result<()> {
         let ranks = rails.ranks(rails.place);
+        let between = self.for_blocks(op, between, of_hosts, call.dtype.size());
         let blocks = Blocks::Listed(of_hosts);
         let (sends, recvs) = (blocks, blocks);
         let messages = Messages::in_place(op, between, RawSliceMut::EMPTY, call.dtype.size(), kernel(call));
