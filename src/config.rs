@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::schedule::Algorithm;
 use crate::schedule::select::CostModel;
 use crate::sys;
-use crate::types::numbered;
+use crate::types::{DType, numbered};
 
 numbered! {
     /// The transport between ranks.
@@ -92,6 +92,32 @@ numbered! {
     }
 }
 
+numbered! {
+    /// The type of the elements of messages between hosts, in sums and averages of `f32`.
+    #[derive(Default)]
+    #[non_exhaustive]
+    pub enum WireDType {
+        /// That of the buffers.
+        #[default]
+        F32 = 0, "f32";
+        /// Half the bytes, with 11 significant bits: an element beyond 65504 becomes infinite.
+        F16 = 1, "f16";
+        /// Half the bytes, with 8 significant bits and the range of `f32`.
+        BF16 = 2, "bf16";
+    }
+}
+
+impl WireDType {
+    /// Returns the type of 16 bits, if messages have one.
+    pub(crate) const fn narrowed(self) -> Option<DType> {
+        match self {
+            WireDType::F32 => None,
+            WireDType::F16 => Some(DType::F16),
+            WireDType::BF16 => Some(DType::BF16),
+        }
+    }
+}
+
 /// The variables that kolo, its program and torch_kolo read or set, in alphabetical order. `docs/settings.md`
 /// describes them.
 pub const VARIABLES: &[&str] = &[
@@ -129,6 +155,7 @@ pub const VARIABLES: &[&str] = &[
     "KOLO_TRACE_DIR",
     "KOLO_TRACE_SIGNAL",
     "KOLO_TRANSPORT",
+    "KOLO_WIRE_DTYPE",
     "KOLO_WORLD_SIZE",
 ];
 
@@ -189,6 +216,7 @@ pub(crate) struct SharedSettings {
     pub(crate) device_path: DevicePath,
     pub(crate) device_waits: DeviceWaits,
     pub(crate) flag_layout: FlagLayout,
+    pub(crate) wire_dtype: WireDType,
     pub(crate) model: CostModel,
     /// Whether the costs between hosts are measured, because none were given.
     pub(crate) measures: bool,
@@ -207,6 +235,7 @@ impl Default for Settings {
                 device_path: DevicePath::Auto,
                 device_waits: DeviceWaits::Kernels,
                 flag_layout: FlagLayout::Auto,
+                wire_dtype: WireDType::F32,
                 model: CostModel::default(),
                 measures: false,
             },
@@ -237,6 +266,7 @@ impl Settings {
             parse(env, "KOLO_SOCKETS", SOCKETS, |text| text.parse().ok().and_then(sockets))?.unwrap_or(shared.sockets);
         shared.device_path = named(env, "KOLO_DEVICE_PATH")?.unwrap_or(shared.device_path);
         shared.device_waits = named(env, "KOLO_DEVICE_WAITS")?.unwrap_or(shared.device_waits);
+        shared.wire_dtype = named(env, "KOLO_WIRE_DTYPE")?.unwrap_or(shared.wire_dtype);
         shared.devices = match parse(env, "KOLO_DEVICES", DEVICES, devices)? {
             Some(Devices::None) => false,
             Some(Devices::Cuda) => true,
@@ -503,6 +533,7 @@ mod tests {
             ("KOLO_DEVICES", "cuda"),
             ("KOLO_DEVICE_PATH", "staged"),
             ("KOLO_DEVICE_WAITS", "host"),
+            ("KOLO_WIRE_DTYPE", "bf16"),
             ("KOLO_TIMEOUT", "1.5s"),
             ("KOLO_START_TIMEOUT", "2m"),
             ("KOLO_NETWORK_LATENCY", "5us"),
@@ -521,6 +552,7 @@ mod tests {
         assert!(read.shared.devices);
         assert_eq!(read.shared.device_path, DevicePath::Staged);
         assert_eq!(read.shared.device_waits, DeviceWaits::Host);
+        assert_eq!(read.shared.wire_dtype, WireDType::BF16);
         assert!(!settings(&[("KOLO_DEVICES", "none")]).unwrap().shared.devices);
         assert_eq!(read.timeout, Duration::from_millis(1500));
         assert_eq!(read.start_timeout, Duration::from_secs(120));
@@ -563,6 +595,7 @@ mod tests {
             ("KOLO_DEVICES", "gpu", "none or cuda"),
             ("KOLO_DEVICE_PATH", "ipc", "staged"),
             ("KOLO_DEVICE_WAITS", "gpu", "kernels"),
+            ("KOLO_WIRE_DTYPE", "f64", "bf16"),
             ("KOLO_TIMEOUT", "soon", "500ms"),
             ("KOLO_TIMEOUT", "0", "more than 0"),
             ("KOLO_TIMEOUT", "-1", "more than 0"),

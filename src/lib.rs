@@ -106,7 +106,7 @@ pub use bootstrap::store::{Store, TcpStoreServer};
 pub use communicator::{Builder, Communicator, Pooled, Registered, Scope};
 #[cfg(feature = "cuda")]
 pub use communicator::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
-pub use config::{CopyMode, DevicePath, DeviceWaits, FlagLayout, Transport};
+pub use config::{CopyMode, DevicePath, DeviceWaits, FlagLayout, Transport, WireDType};
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use error::{ArgumentError, CallMismatch, Cause, Elsewhere, Error, ReducerError, Result, StoreError};

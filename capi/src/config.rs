@@ -85,6 +85,9 @@ pub struct kolo_config_t {
     /// Where ranks that each have a GPU of their own wait for each other, in a large operation on buffers
     /// that are open to all of them: "kernels" or "host". All ranks use rank 0's value.
     pub device_waits: *const c_char,
+    /// The type of the elements of messages between hosts, in sums and averages of 16 KiB of f32 or
+    /// more: "f32", "bf16" or "f16". All ranks use rank 0's value.
+    pub wire_dtype: *const c_char,
 }
 
 // SAFETY: the struct begins with its size; numbers may be zero, and texts null.
@@ -183,6 +186,9 @@ unsafe fn texts(mut builder: Builder, config: &kolo_config_t) -> Result<Builder,
         }
         if let Some(waits) = named(config.device_waits, "device_waits")? {
             builder = builder.device_waits(waits);
+        }
+        if let Some(dtype) = named(config.wire_dtype, "wire_dtype")? {
+            builder = builder.wire_dtype(dtype);
         }
         if let Some(algorithm) = named(config.algorithm, "algorithm")? {
             builder = builder.algorithm(algorithm);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::peer_info::PeerInfo;
 #[cfg(any(fuzzing, test))]
 use super::peer_info::sample;
-use crate::config::{CopyMode, DevicePath, DeviceWaits, FlagLayout, SharedSettings, Transport};
+use crate::config::{CopyMode, DevicePath, DeviceWaits, FlagLayout, SharedSettings, Transport, WireDType};
 use crate::error::{Cause, Error, StoreError};
 use crate::schedule::Algorithm;
 use crate::schedule::select::{CostModel, LinkCost};
@@ -155,13 +155,14 @@ fn write_settings(writer: &mut Writer, settings: &SharedSettings) {
         device_path,
         device_waits,
         flag_layout,
+        wire_dtype,
         model,
         measures,
     } = settings;
     writer.number(algorithm.map_or(NO_ALGORITHM, |algorithm| algorithm as u64));
     writer.number(*transport as u64).number(*copy_mode as u64).number((*reproducible).into()).number((*sockets).into());
     writer.number((*devices).into()).number(*device_path as u64).number(*device_waits as u64);
-    writer.number(*flag_layout as u64).number((*measures).into());
+    writer.number(*flag_layout as u64).number(*wire_dtype as u64).number((*measures).into());
     let CostModel { network, local, reduce, window_sync, window_per_byte } = *model;
     for LinkCost { latency, overhead, per_byte } in [network, local] {
         [latency, overhead, per_byte].iter().for_each(|cost| _ = writer.number(cost.to_bits()));
@@ -182,6 +183,7 @@ fn read_settings(reader: &mut Reader<'_>) -> Option<SharedSettings> {
     let device_path = DevicePath::from_number(reader.number()?.try_into().ok()?)?;
     let device_waits = DeviceWaits::from_number(reader.number()?.try_into().ok()?)?;
     let flag_layout = FlagLayout::from_number(reader.number()?.try_into().ok()?)?;
+    let wire_dtype = WireDType::from_number(reader.number()?.try_into().ok()?)?;
     let measures = reader.number()? != 0;
     let mut cost = || reader.number().map(f64::from_bits);
     let mut link = || Some(LinkCost { latency: cost()?, overhead: cost()?, per_byte: cost()? });
@@ -200,6 +202,7 @@ fn read_settings(reader: &mut Reader<'_>) -> Option<SharedSettings> {
         device_path,
         device_waits,
         flag_layout,
+        wire_dtype,
         model,
         measures,
     })
@@ -246,6 +249,7 @@ mod tests {
         settings.device_path = DevicePath::Staged;
         settings.device_waits = DeviceWaits::Host;
         settings.flag_layout = FlagLayout::Hierarchy;
+        settings.wire_dtype = WireDType::BF16;
         settings.model.local.per_byte = 0.125;
         settings.measures = true;
         let members = PeerTable::Members { peers: vec![sample(0), sample(1)], settings };

@@ -13,7 +13,7 @@ use crate::bootstrap::store::tcp::TcpStore;
 use crate::bootstrap::store::{self, Store, StoreUrl, masked};
 use crate::bootstrap::{self, Connected, Start};
 use crate::config::{
-    self, CopyMode, DevicePath, DeviceWaits, FOREVER, FlagLayout, Settings, SharedSettings, TlsFiles, Transport, process_env,
+    self, CopyMode, DevicePath, DeviceWaits, FOREVER, FlagLayout, Settings, SharedSettings, TlsFiles, Transport, WireDType, process_env,
 };
 use crate::error::{Error, Result};
 use crate::exec::Core;
@@ -61,6 +61,7 @@ pub struct Builder {
     devices: Option<bool>,
     device_path: Option<DevicePath>,
     device_waits: Option<DeviceWaits>,
+    wire_dtype: Option<WireDType>,
     model: Option<CostModel>,
     timeout: Option<Duration>,
     start_timeout: Option<Duration>,
@@ -77,7 +78,7 @@ impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Builder { rank, world_size, store, store_object, store_is_served, job, secret, secret_file, .. } = self;
         let Builder { algorithm, transport, copy_mode, flag_layout, reproducible, sockets, model, .. } = self;
-        let Builder { devices, device_path, device_waits, .. } = self;
+        let Builder { devices, device_path, device_waits, wire_dtype, .. } = self;
         let Builder { timeout, start_timeout, host, interface, insecure, trace_dir, trace_signal, tls, .. } = self;
         f.debug_struct("Builder")
             .field("rank", rank)
@@ -97,6 +98,7 @@ impl fmt::Debug for Builder {
             .field("devices", devices)
             .field("device_path", device_path)
             .field("device_waits", device_waits)
+            .field("wire_dtype", wire_dtype)
             .field("cost_model", model)
             .field("timeout", timeout)
             .field("start_timeout", start_timeout)
@@ -237,6 +239,17 @@ impl Builder {
         self
     }
 
+    /// Sets the type of the elements of messages between hosts, in all-reduces, reduces and
+    /// reduce-scatters that sum or average 16 KiB of `f32` or more. With a type of 16 bits, a link
+    /// carries half the bytes. Each host's part is rounded once, all parts are accumulated in `f32`,
+    /// and the result is rounded once; every rank has the same bits. Other operations, and memory
+    /// that the ranks of a host share, are exact; so is everything in reproducible mode. Rank 0's
+    /// value applies to all ranks.
+    pub fn wire_dtype(mut self, dtype: WireDType) -> Self {
+        self.wire_dtype = Some(dtype);
+        self
+    }
+
     /// Sets the costs with which algorithms are compared, each finite and at least 0, so that those
     /// between hosts are not measured. Rank 0's value applies to all ranks.
     pub fn cost_model(mut self, model: CostModel) -> Self {
@@ -348,6 +361,7 @@ impl Builder {
             device_path,
             device_waits,
             flag_layout,
+            wire_dtype,
             model,
             measures,
         } = &mut settings.shared;
@@ -359,6 +373,7 @@ impl Builder {
         *devices = self.devices.unwrap_or(*devices);
         *device_path = self.device_path.unwrap_or(*device_path);
         *device_waits = self.device_waits.unwrap_or(*device_waits);
+        *wire_dtype = self.wire_dtype.unwrap_or(*wire_dtype);
         *model = self.model.unwrap_or(*model);
         *measures &= self.model.is_none();
         if let Some((cost, value)) = model.invalid() {

@@ -6,8 +6,8 @@ use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::error::Cause;
 use crate::failure::OpContext;
 use crate::reduce::Kernel;
-use crate::schedule::Step;
-use crate::types::Rank;
+use crate::schedule::{BufferRef, Step};
+use crate::types::{DType, Rank};
 
 /// One rank's part of an operation.
 pub(crate) struct Job<'a> {
@@ -25,6 +25,9 @@ pub(crate) struct Job<'a> {
     /// Bytes of an element.
     pub(crate) element: usize,
     pub(crate) kernel: Option<Kernel>,
+    /// The type of 16 bits of the elements in scratch and in messages, if the buffers are f32 and the
+    /// steps convert. The kernel is that of this type.
+    pub(crate) narrowed: Option<DType>,
     /// How many ranks' parts a finished reduction holds.
     pub(crate) parts: usize,
     /// For a job that receives one message from any rank: where to store the sender.
@@ -32,6 +35,15 @@ pub(crate) struct Job<'a> {
 }
 
 impl Job<'_> {
+    /// Returns the bytes of an element in one of the job's buffers.
+    #[inline]
+    pub(super) fn element_of(&self, place: BufferRef) -> usize {
+        match self.narrowed {
+            Some(narrowed) if place == BufferRef::Scratch => narrowed.size(),
+            _ => self.element,
+        }
+    }
+
     /// Returns the communicator's rank of a rank in the schedule.
     #[inline]
     pub(super) fn rank_of(&self, rank: Rank) -> Rank {
@@ -116,7 +128,7 @@ impl<'a> Active<'a> {
             | Step::RecvSend { from, .. }
             | Step::RecvReduce { from, .. }
             | Step::RecvReduceSend { from, .. } => Some(self.sender(from)),
-            Step::Send { .. } | Step::Copy { .. } | Step::Fold { .. } => None,
+            Step::Send { .. } | Step::Copy { .. } | Step::Convert { .. } | Step::Fold { .. } => None,
         }
     }
 }

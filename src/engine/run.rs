@@ -7,6 +7,7 @@ use super::state::Engine;
 use crate::buffer::RawSlice;
 use crate::error::{Cause, Error, Result};
 use crate::failure::OpContext;
+use crate::reduce;
 use crate::schedule::{BufferRef, Span, Step};
 use crate::sys::Waiting;
 use crate::transport::ALIGN;
@@ -162,6 +163,7 @@ impl Engine {
                     true
                 }
                 Step::Copy { src, dst } => self.copy(&active.job, src, dst),
+                Step::Convert { src, dst } => self.convert(&active.job, src, dst),
                 Step::Fold { own, parts, dst } => self.fold(&active.job, own, parts, dst),
                 Step::Recv { .. } if active.awaits_any() => {
                     active.sender = self.find_sender(&active.job.context, &mut active.gone, &is_next)?;
@@ -208,7 +210,7 @@ impl Engine {
     /// Queues the message of a step, and resets the state of the message that it receives.
     fn begin(&mut self, active: &mut Active<'_>, step: Step) {
         let job = &active.job;
-        let scratch = step.scratch(job.world) * job.element;
+        let scratch = step.scratch(job.world) * job.element_of(BufferRef::Scratch);
         self.scratch.grow(scratch);
         let (to, span, ready) = match step {
             Step::Send { to, src } => (Some(to), src, src.len),
@@ -240,6 +242,24 @@ impl Engine {
         // SAFETY: both lie in the job's buffers or in scratch, which the job's caller vouches for;
         // `copy` allows any overlap.
         unsafe { std::ptr::copy(src.ptr, dst.ptr, dst.len) };
+        true
+    }
+
+    /// Converts between a buffer and scratch, unless a message has still to read the destination.
+    fn convert(&mut self, job: &Job<'_>, from: Span, to: Span) -> bool {
+        let (src, dst) = (self.memory(job, from), self.memory_mut(job, to));
+        if self.free(dst, None) < dst.len {
+            return false;
+        }
+        let narrowed = job.narrowed.expect("a job that converts has a narrowed type");
+        // SAFETY: one lies in a buffer of f32 of the job and one in scratch, with as many elements, so
+        // they do not overlap.
+        unsafe {
+            match to.place {
+                BufferRef::Scratch => reduce::narrow(narrowed, src.ptr, dst.ptr, to.len),
+                _ => reduce::widen(narrowed, src.ptr, dst.ptr, to.len),
+            }
+        }
         true
     }
 

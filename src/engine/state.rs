@@ -155,7 +155,8 @@ impl Engine {
     /// If the span exceeds its buffer.
     #[inline]
     pub(super) fn memory(&mut self, job: &Job<'_>, span: Span) -> RawSlice {
-        let (at, len) = (span.at * job.element, span.len * job.element);
+        let element = job.element_of(span.place);
+        let (at, len) = (span.at * element, span.len * element);
         let whole = match span.place {
             BufferRef::Input => job.input,
             BufferRef::Output => job.output.as_const(),

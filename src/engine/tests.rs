@@ -77,6 +77,7 @@ fn job<'a>(
         output,
         element: 1,
         kernel: None,
+        narrowed: None,
         parts: 1,
         source,
     }
@@ -98,6 +99,7 @@ fn receive(engine: &mut Engine, timeout: Duration) -> Result<[u8; 4]> {
         output: RawSliceMut::of(&mut got),
         element: 1,
         kernel: None,
+        narrowed: None,
         parts: 1,
         source: None,
     };
@@ -205,6 +207,7 @@ fn after_a_message_that_was_cut_off_nothing_follows() {
         output: RawSliceMut::EMPTY,
         element: 1,
         kernel: None,
+        narrowed: None,
         parts: 1,
         source: None,
     };

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 
 use super::call::{Call, Counts};
+use super::compression::Compression;
 use super::core::Core;
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::engine::{Job, Now, Paused};
@@ -10,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::{Kernel, normalise_bools};
 use crate::schedule::select::segment_bytes;
-use crate::schedule::{Algorithm, Blocks, Problem, steps};
+use crate::schedule::{Algorithm, Blocks, Problem, Step, compressed, segment_of_compressed, steps};
 use crate::sys::Waiting;
 use crate::trace;
 use crate::types::{DType, Descriptor, Op, Rank};
@@ -32,6 +33,8 @@ pub(super) struct Messages<'a> {
     /// Bytes of an element.
     pub(super) element: usize,
     pub(super) kernel: Option<Kernel>,
+    /// How the messages are compressed, if they are: then by direct exchange.
+    pub(super) compression: Option<Compression>,
 }
 
 impl Messages<'_> {
@@ -39,7 +42,20 @@ impl Messages<'_> {
     pub(super) fn in_place(op: Op, algorithm: Algorithm, memory: RawSliceMut, element: usize, kernel: Option<Kernel>) -> Self {
         let (count, none) = (memory.len / element, Blocks::Even(0));
         let (input, output) = (memory.as_const(), memory);
-        Messages { op, algorithm, ranks: None, root: 0, count, sends: none, recvs: none, input, output, element, kernel }
+        Messages {
+            op,
+            algorithm,
+            ranks: None,
+            root: 0,
+            count,
+            sends: none,
+            recvs: none,
+            input,
+            output,
+            element,
+            kernel,
+            compression: None,
+        }
     }
 }
 
@@ -110,6 +126,7 @@ impl Core {
             output: call.recv,
             element: call.dtype.size(),
             kernel: kernel(call),
+            compression: self.compression(call),
         };
         // SAFETY: passed on.
         unsafe { self.run_messages(context, messages) }
@@ -121,7 +138,7 @@ impl Core {
     ///
     /// The buffers are valid until this returns, and nothing else uses them.
     pub(super) unsafe fn run_messages<'c>(&mut self, context: OpContext<'c>, messages: Messages<'c>) -> Result<()> {
-        let Messages { op, algorithm, ranks, root, count, sends, recvs, input, output, element, kernel } = messages;
+        let Messages { op, algorithm, ranks, root, count, sends, recvs, input, output, element, kernel, compression } = messages;
         let (all, own) = (self.layout.ranks, self.fabric.rank());
         let rank = ranks.map_or(own, |ranks| ranks.iter().position(|&rank| rank == own).expect("this rank is one of them"));
         let world = ranks.map_or(all, <[Rank]>::len);
@@ -129,8 +146,15 @@ impl Core {
             return Ok(());
         }
         let segment = (segment_bytes(algorithm) / element).max(1);
-        let steps = steps(algorithm, Problem { op, rank, world, root, count, sends, recvs, segment });
-        let job = Job { context, steps, ranks, rank, world, input, output, element, kernel, parts: all, source: None };
+        let problem = Problem { op, rank, world, root, count, sends, recvs, segment };
+        let (steps, kernel): (Box<dyn Iterator<Item = Step>>, _) = match compression {
+            Some(Compression { kernel, .. }) => {
+                (Box::new(compressed(Problem { segment: segment_of_compressed(world), ..problem })), Some(kernel))
+            }
+            None => (steps(algorithm, problem), kernel),
+        };
+        let narrowed = compression.map(|compression| compression.dtype);
+        let job = Job { context, steps, ranks, rank, world, input, output, element, kernel, narrowed, parts: all, source: None };
         // SAFETY: passed on.
         unsafe { self.engine()?.run(job) }
     }
@@ -256,6 +280,7 @@ fn job<'c>(call: &Call, context: OpContext<'c>, rank: Rank, world: usize) -> Job
         output: recv,
         element: dtype.size(),
         kernel: None,
+        narrowed: None,
         parts: 1,
         source,
     }

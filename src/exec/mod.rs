@@ -5,7 +5,8 @@
 //!   [`tasks`] the one that the [`runner`] is on. [`exclusive`] keeps several operations together, on
 //!   their caller's thread (a [`handover`]).
 //! - [`dispatch`] chooses its path: shared memory ([`crate::shm`]), [`messages`] (the
-//!   [`crate::engine`] executes a schedule), [`hierarchical`] (both), or [`device`].
+//!   [`crate::engine`] executes a schedule), [`hierarchical`] (both), or [`device`]. [`compression`]
+//!   says which messages have elements of 16 bits.
 //! - [`core`] is what a communicator runs operations with, and [`device_state`] what it keeps for
 //!   devices. [`connect`] prepares it for the first operation, and [`allocate`] shares more memory.
 //! - [`state`] is what the threads of a communicator share, and why it ended; [`unwinding`] ends it
@@ -17,6 +18,7 @@
 
 mod allocate;
 pub(crate) mod call;
+mod compression;
 mod connect;
 mod core;
 pub(crate) mod costs;

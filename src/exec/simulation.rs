@@ -261,6 +261,7 @@ impl Plan {
             output: memory,
             element: 8,
             kernel: Kernel::new(DType::U64, call.redop.unwrap()),
+            narrowed: None,
             parts: world,
             source: None,
         };

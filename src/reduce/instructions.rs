@@ -21,6 +21,17 @@ pub(super) struct Finish {
 /// The signature of all kernels; [`super::Kernel::fold`] states the contract.
 pub(super) type Fold = unsafe fn(&[*const u8], *mut u8, usize, Finish);
 
+/// A loop that converts as many elements of one buffer into another; [`super::narrow`] states the
+/// contract.
+pub(super) type Convert = unsafe fn(*const u8, *mut u8, usize);
+
+/// The loops between f32 and one type of 16 bits.
+#[derive(Clone, Copy)]
+pub(super) struct Converters {
+    pub(super) narrow: Convert,
+    pub(super) widen: Convert,
+}
+
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;
 
@@ -28,6 +39,9 @@ pub(super) const LINE: usize = 64;
 pub(super) trait Instructions {
     /// Returns the loop, compiled with these instructions.
     fn compiled<T: Lane, C: Combine<T::Sum>>() -> Fold;
+
+    /// Returns the conversions between f32 and `T`, compiled with these instructions.
+    fn converters<T: Lane<Sum = f32>>() -> Converters;
 
     fn widen_f16(chunk: &[f16; CHUNK]) -> [f32; CHUNK];
 

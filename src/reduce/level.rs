@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use half::{bf16, f16};
 
 use super::arithmetic::{Add, And, ExclusiveOr, Integer, Largest, Multiply, Or, Real, Smallest};
-use super::instructions::{Fold, Instructions, Lane};
+use super::instructions::{Converters, Fold, Instructions, Lane};
 use super::portable::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Avx2, Avx512};
@@ -55,6 +55,17 @@ impl Level {
             Level::Avx512 => kernel::<Avx512>(dtype, redop),
         }
     }
+
+    /// Returns the conversions between f32 and `half`, which is f16 or bf16.
+    pub(super) fn converters(self, half: DType) -> Converters {
+        match self {
+            Level::Portable => converters::<Portable>(half),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => converters::<Avx2>(half),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => converters::<Avx512>(half),
+        }
+    }
 }
 
 /// Names the instructions that this process reduces with, for `kolo doctor`.
@@ -87,6 +98,15 @@ fn kernel<I: Instructions>(dtype: DType, redop: ReduceOp) -> Fold {
         DType::U32 => integer::<I, u32>(redop),
         DType::I64 => integer::<I, i64>(redop),
         DType::U64 => integer::<I, u64>(redop),
+    }
+}
+
+/// Returns the conversions between f32 and a type of 16 bits.
+fn converters<I: Instructions>(half: DType) -> Converters {
+    match half {
+        DType::F16 => I::converters::<f16>(),
+        DType::BF16 => I::converters::<bf16>(),
+        other => unreachable!("f32 is not converted to {other}"),
     }
 }
 

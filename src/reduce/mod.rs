@@ -1,8 +1,10 @@
 //! CPU reduction kernels: many buffers in, one out, in a single pass over memory.
 
 mod arithmetic;
+mod convert;
 mod copy;
 mod fold;
+mod halves;
 mod instructions;
 mod kernel;
 mod level;
@@ -14,6 +16,7 @@ mod tests;
 mod x86;
 
 pub(crate) use copy::{copy, copy_streaming, copy_up_to, normalise_bools};
+pub(crate) use halves::{narrow, widen};
 pub(crate) use kernel::Kernel;
 pub(crate) use level::instructions;
 pub(crate) use scale::{Scale, scale, scale_to, scales};

@@ -4,8 +4,9 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::arithmetic::Combine;
+use super::convert::{narrow_all, widen_all};
 use super::fold::fold;
-use super::instructions::{CHUNK, Fold, Instructions, Lane};
+use super::instructions::{CHUNK, Converters, Fold, Instructions, Lane};
 
 /// The target's baseline instructions. On Arm they include the vectors of NEON.
 pub(super) struct Portable;
@@ -13,6 +14,10 @@ pub(super) struct Portable;
 impl Instructions for Portable {
     fn compiled<T: Lane, C: Combine<T::Sum>>() -> Fold {
         fold::<Portable, T, C>
+    }
+
+    fn converters<T: Lane<Sum = f32>>() -> Converters {
+        Converters { narrow: narrow_all::<Portable, T>, widen: widen_all::<Portable, T> }
     }
 
     #[inline(always)]

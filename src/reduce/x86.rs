@@ -5,8 +5,9 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::arithmetic::Combine;
+use super::convert::{narrow_all, widen_all};
 use super::fold::fold;
-use super::instructions::{CHUNK, Finish, Fold, Instructions, Lane};
+use super::instructions::{CHUNK, Converters, Finish, Fold, Instructions, Lane};
 use super::portable::Portable;
 
 /// AVX2 with F16C, which all processors with AVX2 have.
@@ -28,9 +29,37 @@ unsafe fn fold_avx512<T: Lane, C: Combine<T::Sum>>(parts: &[*const u8], dst: *mu
     unsafe { fold::<Avx512, T, C>(parts, dst, count, finish) }
 }
 
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn narrow_avx2<T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize) {
+    // SAFETY: as above.
+    unsafe { narrow_all::<Avx2, T>(from, to, count) }
+}
+
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn widen_avx2<T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize) {
+    // SAFETY: as above.
+    unsafe { widen_all::<Avx2, T>(from, to, count) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,f16c")]
+unsafe fn narrow_avx512<T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize) {
+    // SAFETY: as above.
+    unsafe { narrow_all::<Avx512, T>(from, to, count) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,f16c")]
+unsafe fn widen_avx512<T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize) {
+    // SAFETY: as above.
+    unsafe { widen_all::<Avx512, T>(from, to, count) }
+}
+
 impl Instructions for Avx2 {
     fn compiled<T: Lane, C: Combine<T::Sum>>() -> Fold {
         fold_avx2::<T, C>
+    }
+
+    fn converters<T: Lane<Sum = f32>>() -> Converters {
+        Converters { narrow: narrow_avx2::<T>, widen: widen_avx2::<T> }
     }
 
     #[inline(always)]
@@ -112,6 +141,10 @@ impl Instructions for Avx2 {
 impl Instructions for Avx512 {
     fn compiled<T: Lane, C: Combine<T::Sum>>() -> Fold {
         fold_avx512::<T, C>
+    }
+
+    fn converters<T: Lane<Sum = f32>>() -> Converters {
+        Converters { narrow: narrow_avx512::<T>, widen: widen_avx512::<T> }
     }
 
     #[inline(always)]

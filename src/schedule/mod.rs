@@ -22,6 +22,7 @@
 
 mod algorithm;
 mod barrier;
+mod compressed;
 mod direct;
 mod double_tree;
 mod doubling;
@@ -40,6 +41,7 @@ mod tests;
 mod tree;
 
 pub use algorithm::Algorithm;
+pub(crate) use compressed::{compressed, segment_of_compressed};
 pub(crate) use generate::steps;
 pub(crate) use problem::{Blocks, Problem, chunk};
 pub(crate) use step::{BufferRef, Span, Step};

@@ -293,6 +293,8 @@ impl Simulated<'_> {
             Step::RecvReduce { from, own, dst, .. } => ([Some(own), Some(dst)], [Some(from), None]),
             Step::RecvReduceSend { from, own, dst, to, .. } => ([Some(own), Some(dst)], [Some(from), Some(to)]),
             Step::Copy { src, dst } => ([Some(src), Some(dst)], [None, None]),
+            // Words stay as they are.
+            Step::Convert { src, dst } => ([Some(src), Some(dst)], [None, None]),
             Step::Fold { own, dst, .. } => ([Some(own), Some(dst)], [None, None]),
         };
         let fits = |span: Span| span.at.checked_add(span.len).is_some_and(|end| end <= self.places[span.place as usize].1);
@@ -330,6 +332,10 @@ impl Simulated<'_> {
             Step::Copy { src, dst } => {
                 let (src, same) = (self.address(src), src.place != dst.place && self.address(src) == self.address(dst));
                 return Ok(same && self.step.take().is_some() || self.local(dst, |memory, i| memory[src + i]));
+            }
+            Step::Convert { src, dst } => {
+                let src = self.address(src);
+                return Ok(self.local(dst, |memory, i| memory[src + i]));
             }
             Step::Fold { own, parts, dst } => {
                 let parts = self.address(BufferRef::Scratch.span(parts..parts));

@@ -44,6 +44,9 @@ pub(crate) enum Step {
     RecvReduceSend { from: Rank, own: Span, dst: Span, to: Rank, finish: bool },
     /// Copies, unless both are the same memory.
     Copy { src: Span, dst: Span },
+    /// Converts between a buffer and scratch. The engine's job says to which type: in its messages and
+    /// in scratch, elements have 16 bits.
+    Convert { src: Span, dst: Span },
     /// Stores in `dst` the reduction of `own` and the other ranks' parts, in the order of ranks.
     /// The parts lie one after the other in scratch, from `parts` on. Always finishes.
     Fold { own: Span, parts: usize, dst: Span },
@@ -59,6 +62,7 @@ impl Step {
             | Step::RecvReduce { dst, .. }
             | Step::RecvReduceSend { dst, .. }
             | Step::Copy { dst, .. }
+            | Step::Convert { dst, .. }
             | Step::Fold { dst, .. } => dst.len,
         }
     }
@@ -70,7 +74,7 @@ impl Step {
             Step::Send { src, .. } => end(src),
             Step::Recv { dst, .. } | Step::RecvSend { dst, .. } => end(dst),
             Step::RecvReduce { own, dst, .. } | Step::RecvReduceSend { own, dst, .. } => end(own).max(end(dst)),
-            Step::Copy { src, dst } => end(src).max(end(dst)),
+            Step::Copy { src, dst } | Step::Convert { src, dst } => end(src).max(end(dst)),
             Step::Fold { own, parts, dst } => end(own).max(end(dst)).max(parts + (world - 1) * own.len),
         }
     }

@@ -1,6 +1,7 @@
 //! Every generator against the simulator, and the simulator against broken schedules.
 
 use super::algorithm::Algorithm;
+use super::compressed::compressed;
 use super::generate::steps;
 use super::problem::Problem;
 use super::simulate::{Case, Fault};
@@ -127,6 +128,42 @@ fn large_worlds() {
     }
 }
 
+/// Each with every length of segment and capacity of links that makes a difference, in place and not.
+#[test]
+fn compressed_reductions_in_every_world() {
+    let sent = |steps: &[Step]| -> usize {
+        steps.iter().map(|step| if let Step::Send { src, .. } = step { src.len } else { 0 }).sum()
+    };
+    for world in 2..=17 {
+        for seed in 0..if all() { 120 } else { 24 } {
+            let uneven: Vec<usize> = (0..=world).map(|rank| rank * (rank + seed as usize % 3)).collect();
+            for (op, offsets) in [
+                (Op::AllReduce, None),
+                (Op::Reduce, None),
+                (Op::ReduceScatter, None),
+                (Op::ReduceScatterV, Some(&uneven[..])),
+            ] {
+                let count = [0, 1, 3, 2 * world + 1, 9 * world + 5][seed as usize % 5];
+                let segment = 1 + seed as usize % 7;
+                let case = Case { count, offsets, segment, ..case(Algorithm::Direct, op, world, seed) };
+                let steps = |rank| compressed(case.problem(rank));
+                if let Err(fault) = case.run_steps((0..world).map(|rank| Box::new(steps(rank)) as _).collect()) {
+                    panic!("{fault:?} in {case:?}");
+                }
+                for rank in 0..world {
+                    let steps: Vec<Step> = steps(rank).collect();
+                    let chunk = case.problem(rank).sends.longest(world).max(count.div_ceil(world)).min(segment);
+                    let scratch = steps.iter().map(|step| step.scratch(world)).max().unwrap_or(0);
+                    assert!(scratch <= 2 * (2 * world - 1) * chunk, "{scratch} elements of scratch in {case:?}");
+                    if op != Op::Reduce {
+                        assert_eq!(sent(&steps), sent(&case.schedules()[rank]), "{case:?}, rank {rank}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// Breaks one step of one rank in a way that cannot be harmless.
 fn mutate(case: &Case<'_>, schedules: &mut [Vec<Step>], seed: u64) -> Option<String> {
     let random = |what: u64, below: usize| mix(mix(seed, what), 77) as usize % below;
@@ -136,7 +173,7 @@ fn mutate(case: &Case<'_>, schedules: &mut [Vec<Step>], seed: u64) -> Option<Str
     }
     let at = random(1, schedules[rank].len());
     let step = schedules[rank][at];
-    let is_message = !matches!(step, Step::Copy { .. } | Step::Fold { .. });
+    let is_message = !matches!(step, Step::Copy { .. } | Step::Convert { .. } | Step::Fold { .. });
     let other = |peer: usize| (peer + 1 + random(2, case.world - 1)) % case.world;
     let shifted = |span: super::Span| super::Span { at: if span.at > 0 { span.at - 1 } else { span.at + 1 }, ..span };
     let mut broken = step;

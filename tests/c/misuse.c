@@ -361,6 +361,9 @@ static void wrong_starts(void) {
   config.device_waits = "gpu";
   REFUSED(KOLO_ERR_SETTING, "kernels", kolo_comm_init_env(&other, &config));
   config.device_waits = NULL;
+  config.wire_dtype = "f8";
+  REFUSED(KOLO_ERR_SETTING, "bf16", kolo_comm_init_env(&other, &config));
+  config.wire_dtype = NULL;
   config.secret = "short";
   REFUSED(KOLO_ERR_SETTING, "64 hexadecimal digits", kolo_comm_init_env(&other, &config));
   config.secret = "";

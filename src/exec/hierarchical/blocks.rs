@@ -462,7 +462,11 @@ impl Core {
         let (sends, recvs) = (blocks, blocks);
         let messages = Messages::in_place(op, between, RawSliceMut::EMPTY, call.dtype.size(), kernel(call));
         // SAFETY: passed on.
-        unsafe { self.run_messages(context.clone(), Messages { ranks: Some(&ranks), sends, recvs, input, output, ..messages }) }
+        unsafe {
+            let compression = self.compression(call);
+            let messages = Messages { ranks: Some(&ranks), sends, recvs, input, output, compression, ..messages };
+            self.run_messages(context.clone(), messages)
+        }
     }
 }
 

@@ -66,7 +66,8 @@ impl Core {
             if place < rails && own.len > 0 {
                 let rail = self.rail(place);
                 let messages = Messages::in_place(Op::AllReduce, between, own, element, kernel);
-                self.run_messages(context.clone(), Messages { ranks: Some(&rail), ..messages })?;
+                let compression = self.compression(call);
+                self.run_messages(context.clone(), Messages { ranks: Some(&rail), compression, ..messages })?;
             }
             match &mut self.window {
                 Some(window) => window.run(context, &local(Op::AllGatherV, own.as_const(), call.recv)),
@@ -115,7 +116,8 @@ impl Core {
                     return Ok(());
                 }
                 let messages = Messages::in_place(Op::Reduce, between, output, element, kernel);
-                self.run_messages(context.clone(), Messages { ranks: Some(&leaders), root, ..messages })
+                let compression = self.compression(call);
+                self.run_messages(context.clone(), Messages { ranks: Some(&leaders), root, compression, ..messages })
             })
         };
         self.partial = partial;

@@ -75,6 +75,7 @@ class Config(ctypes.Structure):
         ("tls_key", c_char_p),
         ("flag_layout", c_char_p),
         ("device_waits", c_char_p),
+        ("wire_dtype", c_char_p),
     ]
 
 
