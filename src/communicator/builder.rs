@@ -13,7 +13,8 @@ use crate::bootstrap::store::tcp::TcpStore;
 use crate::bootstrap::store::{self, Store, StoreUrl, masked};
 use crate::bootstrap::{self, Connected, Start};
 use crate::config::{
-    self, CopyMode, DevicePath, DeviceWaits, FOREVER, FlagLayout, Settings, SharedSettings, TlsFiles, Transport, WireDType, process_env,
+    self, CopyMode, DevicePath, DeviceWaits, FOREVER, FlagLayout, Settings, SharedSettings, TlsFiles, Transport, WireDType,
+    process_env,
 };
 use crate::error::{Error, Result};
 use crate::exec::Core;

@@ -17,13 +17,14 @@ use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
 
+use crate::config::WireDType;
 use crate::error::{Error, Result};
 use crate::exec::{Core, Executor};
 use crate::failure::CommInfo;
 use crate::schedule::select::{Choice, Layout};
 use crate::shm::MOST_RANKS;
 use crate::trace::Stats;
-use crate::types::{Op, Rank};
+use crate::types::{DType, Op, Rank, ReduceOp};
 
 pub use builder::Builder;
 pub use pooled::Pooled;
@@ -127,6 +128,19 @@ impl Communicator {
     /// together.
     pub fn algorithm(&self, op: Op, bytes: u64) -> Choice {
         self.exec.state.choose(op, bytes)
+    }
+
+    /// As [`Communicator::algorithm`], for elements of a type and, where the operation has one, a
+    /// reduction: those that [`Builder::wire_dtype`] compresses take another algorithm.
+    pub fn algorithm_for(&self, op: Op, dtype: DType, redop: Option<ReduceOp>, bytes: u64) -> Choice {
+        self.exec.state.choose_for(op, dtype, redop, bytes)
+    }
+
+    /// Returns the type of the elements of messages between hosts, in sums and averages of `f32`: rank
+    /// 0's [`Builder::wire_dtype`], but always `f32` in reproducible mode.
+    pub fn wire_dtype(&self) -> WireDType {
+        let settings = &self.exec.state.settings;
+        if settings.reproducible { WireDType::F32 } else { settings.wire_dtype }
     }
 
     /// Returns what the communicator has done so far, on this rank.

@@ -2,9 +2,11 @@
 
 use super::call::Call;
 use super::core::Core;
+use super::state::CommState;
+use crate::config::SharedSettings;
 use crate::reduce::Kernel;
 use crate::schedule::Algorithm;
-use crate::schedule::select::Choice;
+use crate::schedule::select::{Choice, Layout};
 use crate::types::{DType, Op, ReduceOp};
 
 /// Bytes of the smallest reduction that is compressed. The time of a smaller one is latency, and it
@@ -20,38 +22,57 @@ pub(super) struct Compression {
     pub(super) kernel: Kernel,
 }
 
+/// What decides whether a collective is compressed: its operation, element type and reduction, and
+/// bytes as [`Call::bytes`] counts them.
+type What = (Op, DType, Option<ReduceOp>, u64);
+
+/// Returns how messages between hosts are compressed, if they are: sums and averages of f32.
+#[inline]
+fn compression(settings: &SharedSettings, layout: Layout, what: impl FnOnce() -> What) -> Option<Compression> {
+    let dtype = settings.wire_dtype.narrowed()?;
+    // Reproducible results do not depend on the layout, and so not on what a host rounds.
+    if settings.reproducible || layout.hosts < 2 {
+        return None;
+    }
+    let (op, of_buffers, redop, bytes) = what();
+    let redop = redop.filter(|redop| matches!(redop, ReduceOp::Sum | ReduceOp::Average))?;
+    let is_compressed = op.reduces() && of_buffers == DType::F32 && bytes >= LEAST;
+    is_compressed.then(|| Kernel::new(dtype, redop)).flatten().map(|kernel| Compression { dtype, kernel })
+}
+
+/// The form of a compressed call: exact inside each host, and direct between hosts, where elements are
+/// rounded once.
+fn form(layout: Layout) -> Choice {
+    match layout.windows {
+        true => Choice { algorithm: Algorithm::Hierarchical, between: Some(Algorithm::Direct) },
+        false => Choice { algorithm: Algorithm::Direct, between: None },
+    }
+}
+
 impl Core {
-    /// Returns how messages between hosts are compressed in this call: sums and averages of f32, on
-    /// all ranks alike. `None` if they are not.
+    /// Returns how messages between hosts are compressed in a call, which all ranks decide alike;
+    /// `None` if they are not.
     #[inline]
     pub(super) fn compression(&self, call: &Call) -> Option<Compression> {
-        let dtype = self.settings.wire_dtype.narrowed()?;
-        self.compression_to(dtype, call)
+        compression(&self.settings, self.layout, || (call.op, call.dtype, call.redop, call.bytes(self.layout.ranks)))
     }
 
-    #[inline(never)]
-    fn compression_to(&self, dtype: DType, call: &Call) -> Option<Compression> {
-        let redop = call.redop.filter(|redop| matches!(redop, ReduceOp::Sum | ReduceOp::Average))?;
-        let reduces = matches!(call.op, Op::AllReduce | Op::Reduce | Op::ReduceScatter | Op::ReduceScatterV);
-        // Reproducible results do not depend on the layout, and so not on what a host rounds.
-        let may_round = call.dtype == DType::F32 && reduces && !self.settings.reproducible;
-        let pays = self.layout.hosts > 1 && call.bytes(self.layout.ranks) >= LEAST;
-        if !may_round || !pays {
-            return None;
-        }
-        Some(Compression { dtype, kernel: Kernel::new(dtype, redop)? })
-    }
-
-    /// As [`Core::choose`], for a call. A compressed call has one form: exact inside each host, and
-    /// direct between hosts, where its elements are rounded once.
+    /// As [`Core::choose`], for a call.
     #[inline]
     pub(super) fn choose_for(&mut self, call: &Call, bytes: u64) -> Choice {
-        if self.compression(call).is_none() {
-            return self.choose(call.op, bytes);
+        match self.compression(call) {
+            Some(_) => form(self.layout),
+            None => self.choose(call.op, bytes),
         }
-        match self.layout.windows {
-            true => Choice { algorithm: Algorithm::Hierarchical, between: Some(Algorithm::Direct) },
-            false => Choice { algorithm: Algorithm::Direct, between: None },
+    }
+}
+
+impl CommState {
+    /// As [`CommState::choose`], for elements and a reduction.
+    pub(crate) fn choose_for(&self, op: Op, dtype: DType, redop: Option<ReduceOp>, bytes: u64) -> Choice {
+        match compression(&self.settings, self.layout, || (op, dtype, redop, bytes)) {
+            Some(_) => form(self.layout),
+            None => self.choose(op, bytes),
         }
     }
 }

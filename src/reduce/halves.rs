@@ -52,7 +52,12 @@ mod tests {
         numbers
     }
 
-    fn check<H: Lane + PartialEq>(half: DType, numbers: &[f32], narrowed: impl Fn(f32) -> H, bits: impl Fn(H) -> (bool, u16, f32)) {
+    fn check<H: Lane + PartialEq>(
+        half: DType,
+        numbers: &[f32],
+        narrowed: impl Fn(f32) -> H,
+        bits: impl Fn(H) -> (bool, u16, f32),
+    ) {
         for level in Level::available() {
             let Converters { narrow, widen } = level.converters(half);
             for count in [0, 1, 63, 64, 65, 1000.min(numbers.len()), numbers.len()] {

@@ -131,18 +131,14 @@ fn large_worlds() {
 /// Each with every length of segment and capacity of links that makes a difference, in place and not.
 #[test]
 fn compressed_reductions_in_every_world() {
-    let sent = |steps: &[Step]| -> usize {
-        steps.iter().map(|step| if let Step::Send { src, .. } = step { src.len } else { 0 }).sum()
-    };
+    let sent =
+        |steps: &[Step]| -> usize { steps.iter().map(|step| if let Step::Send { src, .. } = step { src.len } else { 0 }).sum() };
     for world in 2..=17 {
         for seed in 0..if all() { 120 } else { 24 } {
             let uneven: Vec<usize> = (0..=world).map(|rank| rank * (rank + seed as usize % 3)).collect();
-            for (op, offsets) in [
-                (Op::AllReduce, None),
-                (Op::Reduce, None),
-                (Op::ReduceScatter, None),
-                (Op::ReduceScatterV, Some(&uneven[..])),
-            ] {
+            for (op, offsets) in
+                [(Op::AllReduce, None), (Op::Reduce, None), (Op::ReduceScatter, None), (Op::ReduceScatterV, Some(&uneven[..]))]
+            {
                 let count = [0, 1, 3, 2 * world + 1, 9 * world + 5][seed as usize % 5];
                 let segment = 1 + seed as usize % 7;
                 let case = Case { count, offsets, segment, ..case(Algorithm::Direct, op, world, seed) };

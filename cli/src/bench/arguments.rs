@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
-use kolo::{Algorithm, Builder, Communicator, CopyMode, DType, FlagLayout, ReduceOp, Transport};
+use kolo::{Algorithm, Builder, Communicator, CopyMode, DType, FlagLayout, ReduceOp, Transport, WireDType};
 
 use super::device::{self, Place};
 use super::operation::Operation;
@@ -63,6 +63,9 @@ pub(crate) struct Args {
     /// How ranks of a host learn that all have reached a phase: auto, flat or hierarchy
     #[arg(long)]
     pub(super) flag_layout: Option<FlagLayout>,
+    /// Element type between hosts, in sums and averages of f32: f32, f16 or bf16
+    #[arg(long)]
+    pub(super) wire_dtype: Option<WireDType>,
     /// TCP connections of one link
     #[arg(long)]
     pub(super) sockets: Option<usize>,
@@ -121,6 +124,9 @@ impl Args {
         }
         if let Some(flag_layout) = self.flag_layout {
             builder = builder.flag_layout(flag_layout);
+        }
+        if let Some(dtype) = self.wire_dtype {
+            builder = builder.wire_dtype(dtype);
         }
         if let Some(sockets) = self.sockets {
             builder = builder.sockets(sockets);

@@ -85,7 +85,13 @@ fn bench_typed<T: Pattern>(args: &Args, comm: &Communicator) -> kolo::Result<Rep
             let measured: Measured = measure::measure(comm, args, plan, &mut memory, in_place)?;
             *(if in_place { &mut figures.in_place } else { &mut figures.out_of_place }) = Some(measured);
         }
-        let algorithm = args.op.collective().map_or_else(|| "direct".to_owned(), |op| comm.algorithm(op, plan.bytes).to_string());
+        let algorithm = args.op.collective().map_or_else(
+            || "direct".to_owned(),
+            |op| {
+                let redop = args.op.reduces().then_some(args.redop);
+                comm.algorithm_for(op, args.dtype, redop, plan.bytes).to_string()
+            },
+        );
         let row = Row::new(plan, algorithm, figures, args.op, comm.world_size());
         if is_rank_0 {
             bar.suspend(|| table::row(&report, &row));

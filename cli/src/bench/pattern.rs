@@ -3,7 +3,7 @@
 
 #[cfg(feature = "cuda")]
 use kolo::cudarc::driver::{DeviceRepr, ValidAsZeroBits};
-use kolo::{Element, ReduceOp, bf16, f16};
+use kolo::{Communicator, DType, Element, ReduceOp, WireDType, bf16, f16};
 
 /// Element types that can be copied to a GPU.
 #[cfg(feature = "cuda")]
@@ -94,10 +94,22 @@ pub(crate) fn reduced(redop: ReduceOp, place: usize, iteration: u32, ranks: usiz
     }
 }
 
-/// Returns whether an element is right up to rounding. Sums of 8-bit integers wrap.
-pub(crate) fn is_right<T: Pattern>(got: T, expected: f64) -> bool {
+/// Returns the relative error of one rounding in a communicator's messages, if it compresses sums of
+/// these elements.
+pub(crate) fn rounding_of_messages<T: Pattern>(comm: &Communicator, redop: Option<ReduceOp>) -> f64 {
+    match comm.wire_dtype() {
+        _ if redop.is_none() || T::DTYPE != DType::F32 => 0.0,
+        WireDType::F16 => f16::ROUNDING,
+        WireDType::BF16 => bf16::ROUNDING,
+        _ => 0.0,
+    }
+}
+
+/// Returns whether an element is right up to rounding, which is that of messages if it is coarser than
+/// that of elements. Sums of 8-bit integers wrap.
+pub(crate) fn is_right<T: Pattern>(got: T, expected: f64, of_messages: f64) -> bool {
     let expected = if T::ROUNDING == 0.0 { T::from_small(expected as u32).to_f64() } else { expected };
-    (got.to_f64() - expected).abs() <= 2.0 * T::ROUNDING * expected.abs()
+    (got.to_f64() - expected).abs() <= 2.0 * T::ROUNDING.max(of_messages) * expected.abs()
 }
 
 #[cfg(test)]
@@ -109,13 +121,13 @@ mod tests {
         for &redop in ReduceOp::ALL {
             for place in 0..40 {
                 let right = reduced(redop, place, 3, 5);
-                assert!(is_right(right, right) && !is_right(right + 1.0, right), "{redop}: {right}");
+                assert!(is_right(right, right, 0.0) && !is_right(right + 1.0, right, 0.0), "{redop}: {right}");
                 assert!(
-                    is_right(f16::from_f64(right), right) && !is_right(f16::from_f64(right + 0.25), right),
+                    is_right(f16::from_f64(right), right, 0.0) && !is_right(f16::from_f64(right + 0.25), right, 0.0),
                     "{redop}: {right}"
                 );
                 if redop != ReduceOp::Average {
-                    assert!(is_right(right as u8, right) && !is_right(right as u8 + 1, right), "{redop}: {right}");
+                    assert!(is_right(right as u8, right, 0.0) && !is_right(right as u8 + 1, right, 0.0), "{redop}: {right}");
                 }
             }
         }

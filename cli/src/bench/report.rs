@@ -1,6 +1,6 @@
 //! All figures and the machine that they were measured on: the content of `--json`.
 
-use kolo::Communicator;
+use kolo::{Communicator, DType, ReduceOp, WireDType};
 use serde::Serialize;
 
 use super::arguments::Args;
@@ -23,6 +23,9 @@ pub(crate) struct Report {
     pub(crate) root: Option<usize>,
     pub(crate) transport: &'static str,
     pub(crate) registered: bool,
+    /// The type of the elements of messages between hosts, where it is not that of the buffers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) wire_dtype: Option<&'static str>,
     machine: Machine,
     /// How many operations of rank 0 took each path on devices, with those that were not measured.
     #[serde(skip_serializing_if = "Devices::are_unused")]
@@ -88,6 +91,7 @@ impl Report {
             root: args.op.has_root().then_some(args.root),
             transport: comm.transport_name(),
             registered: args.registered,
+            wire_dtype: compresses(args, comm).then(|| comm.wire_dtype().name()),
             machine: Machine::this(),
             devices: Devices::default(),
             rows: Vec::new(),
@@ -100,6 +104,13 @@ impl Report {
         let kolo::DeviceStats { in_place, through_areas, one_shot, staged, whole, copied, .. } = comm.stats().device;
         self.devices = Devices { in_place, through_areas, one_shot, staged, whole, copied };
     }
+}
+
+/// Whether messages between hosts have elements of another type than the buffers, in large operations.
+fn compresses(args: &Args, comm: &Communicator) -> bool {
+    let reduces = args.op.reduces() && matches!(args.redop, ReduceOp::Sum | ReduceOp::Average);
+    let applies = reduces && args.dtype == DType::F32 && comm.host_count() > 1;
+    applies && comm.wire_dtype() != WireDType::F32
 }
 
 impl Row {

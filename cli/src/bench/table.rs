@@ -13,7 +13,8 @@ pub(super) fn head(report: &Report, args: &Args) {
     let Report { ranks, hosts, transport, .. } = report;
     let registered = if args.registered { ", registered buffers" } else { "" };
     let (ranks, hosts) = (count(*ranks, "rank"), count(*hosts, "host"));
-    say(&format!("# kolo {} {}: {ranks} on {hosts} over {transport}{registered}", env!("CARGO_PKG_VERSION"), report.op));
+    let wire = report.wire_dtype.map_or_else(String::new, |wire| format!(", {wire} between hosts from 16 KiB on"));
+    say(&format!("# kolo {} {}: {ranks} on {hosts} over {transport}{registered}{wire}", env!("CARGO_PKG_VERSION"), report.op));
     say(&format!(
         "# {} warm-up and {} measured samples, each a loop of 4 to 200 calls after a barrier (--json tells); times are means, of \
          the slowest rank",
