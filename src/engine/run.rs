@@ -221,7 +221,7 @@ impl Engine {
         let Some(to) = to else { return };
         let payload = self.memory(job, span);
         let frame = Frame { kind: Kind::Data, len: payload.len as u64, descriptor: job.context.words };
-        let (to, ready) = (job.rank_of(to), ready * job.element);
+        let (to, ready) = (job.rank_of(to), ready * job.element_of(span.place));
         self.messages += 1;
         let header = frame.encode();
         // Collectives forward segments, for which a rank should not wait.
