@@ -207,6 +207,9 @@ typedef struct kolo_config_t {
   // Where ranks that each have a GPU of their own wait for each other, in a large operation on buffers
   // that are open to all of them: "kernels" or "host". All ranks use rank 0's value.
   const char *device_waits;
+  // The type of the elements of messages between hosts, in sums and averages of 16 KiB of f32 or
+  // more: "f32", "bf16" or "f16". All ranks use rank 0's value.
+  const char *wire_dtype;
 } kolo_config_t;
 
 // A key-value store of the program that all ranks share, for kolo_comm_init_callbacks. A key has

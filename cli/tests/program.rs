@@ -749,6 +749,7 @@ mod bench {
             (&["bench", "all_reduce", "--sockets", "65"], "1 to 64"),
             (&["bench", "all_reduce", "--copy-mode", "fast"], "streamed"),
             (&["bench", "all_reduce", "--flag-layout", "tree"], "hierarchy"),
+            (&["bench", "all_reduce", "--wire-dtype", "f64"], "bf16"),
         ] {
             let (_, err) = failed(arguments);
             assert!(err.contains(hint), "{arguments:?}: {err}");
