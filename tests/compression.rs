@@ -274,7 +274,7 @@ fn the_reducer_sends_16_bits_between_hosts() {
             for (index, _) in sizes.into_iter().enumerate() {
                 let got = reducer.gradient::<f32>(index).unwrap();
                 let average = |i: usize| expected(&hosts, wire, ReduceOp::Average, |rank| number(index as u64, rank, i));
-                assert_bits(&got, average, "a gradient");
+                assert_bits(got, average, "a gradient");
                 mine.extend(got.iter().map(|x| x.to_bits()));
             }
             bits.lock().unwrap().push(mine);
