@@ -141,6 +141,8 @@ pub const VARIABLES: &[&str] = &[
     "KOLO_NETWORK_LATENCY",
     "KOLO_RANK",
     "KOLO_REPRODUCIBLE",
+    "KOLO_RUN_REMOTE",
+    "KOLO_RUN_SSH",
     "KOLO_SECRET",
     "KOLO_SECRET_FILE",
     "KOLO_SOCKETS",

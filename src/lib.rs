@@ -134,6 +134,8 @@ pub mod settings {
     // For the program `kolo`, which reads variables as a job does, and whose options have values as
     // the variables have them.
     #[doc(hidden)]
+    pub use crate::bootstrap::address::address_for;
+    #[doc(hidden)]
     pub use crate::config::{BANDWIDTH, bandwidth, duration, selection_of_environment, variable};
     pub use crate::config::{VARIABLES, secret_given as parse_secret, secret_of_environment};
 }

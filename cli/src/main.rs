@@ -27,7 +27,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Start ranks of a program on this machine
+    /// Start ranks of a program, on this machine or on several hosts over ssh
     Run(run::Args),
     /// Measure a collective among the ranks of this job
     Bench(bench::Args),
@@ -44,6 +44,9 @@ enum Command {
     /// Run as the process that ends the ranks of a launcher that was killed
     #[command(hide = true)]
     Guard(run::GuardArgs),
+    /// Run as the process that starts the ranks of a host
+    #[command(hide = true)]
+    Agent,
     /// Run as a rank of a comparison
     #[command(hide = true)]
     Compete(compare::RankArgs),
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
             run::guard(&args);
             return ExitCode::SUCCESS;
         }
+        Command::Agent => return run::agent(),
         Command::Bench(args) => bench::bench(&args),
         Command::Plan(args) => plan::plan(&args),
         Command::Doctor(args) => return doctor::doctor(&args),

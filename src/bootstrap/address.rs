@@ -5,7 +5,7 @@
 //! 127.0.1.1 on many systems.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use if_addrs::Interface;
 
@@ -141,6 +141,14 @@ fn is_within(ip: IpAddr, network: IpAddr, bits: u32) -> bool {
 pub(crate) fn own() -> Result<IpAddr> {
     let settings = Settings::from_env(&process_env)?;
     choose(None, settings.interface.as_deref(), Instant::now()).map(|chosen| chosen.ip)
+}
+
+/// Returns the address of this machine that a host most likely reaches: that of the route to the
+/// host, or the one that `KOLO_INTERFACE` admits. Waits for a name server at most so long.
+pub fn address_for(host: &str, patience: Duration) -> Result<IpAddr> {
+    let settings = Settings::from_env(&process_env)?;
+    let target = StoreUrl::Tcp { host: host.to_owned(), port: 0 };
+    choose(Some(&target), settings.interface.as_deref(), Instant::now() + patience).map(|chosen| chosen.ip)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! its rank, and the rank that the failure names. A job of the launcher's ranks has lines in the
 //! files of several ranks. A job inside one rank has lines in the file of that rank only.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -21,6 +21,12 @@ pub(super) type Names = HashMap<usize, Name>;
 /// The rank that a failure names.
 pub(super) struct Name {
     pub(super) rank: usize,
+    pub(super) written: SystemTime,
+}
+
+/// The file of a rank, and when it was written.
+pub(super) struct Report {
+    pub(super) text: String,
     pub(super) written: SystemTime,
 }
 
@@ -70,23 +76,28 @@ impl FailureFolder {
         self.0.join(rank.to_string())
     }
 
-    /// Reads the files of all ranks. The last line of a file counts.
-    pub(super) fn names(&self, ranks: usize) -> Names {
-        let mut last = Vec::new();
-        let mut launched = HashMap::new();
-        for rank in 0..ranks {
-            let Ok(text) = std::fs::read_to_string(self.file(rank)) else { continue };
-            let entries: Vec<Entry> = text.lines().filter_map(Entry::parse).collect();
-            launched.extend(entries.iter().map(|entry| ((entry.run, entry.rank), rank)));
-            last.extend(entries.into_iter().last().map(|entry| (rank, entry)));
-        }
-        let name = |(by, entry): (usize, Entry)| {
-            let rank = *launched.get(&(entry.run, entry.culprit?))?;
-            let written = std::fs::metadata(self.file(by)).and_then(|file| file.modified()).ok()?;
-            (rank != by).then_some((by, Name { rank, written }))
-        };
-        last.into_iter().filter_map(name).collect()
+    /// Reads the file of a rank.
+    pub(super) fn report(&self, rank: usize) -> Option<Report> {
+        let text = std::fs::read_to_string(self.file(rank)).ok()?;
+        let written = std::fs::metadata(self.file(rank)).and_then(|file| file.modified()).ok()?;
+        Some(Report { text, written })
     }
+}
+
+/// Returns which rank the failure of each rank names. The last line of a file counts.
+pub(super) fn names(reports: &BTreeMap<usize, Report>) -> Names {
+    let mut last = Vec::new();
+    let mut launched = HashMap::new();
+    for (&rank, report) in reports {
+        let entries: Vec<Entry> = report.text.lines().filter_map(Entry::parse).collect();
+        launched.extend(entries.iter().map(|entry| ((entry.run, entry.rank), rank)));
+        last.extend(entries.into_iter().last().map(|entry| (rank, entry, report.written)));
+    }
+    let name = |(by, entry, written): (usize, Entry, SystemTime)| {
+        let rank = *launched.get(&(entry.run, entry.culprit?))?;
+        (rank != by).then_some((by, Name { rank, written }))
+    };
+    last.into_iter().filter_map(name).collect()
 }
 
 impl Drop for FailureFolder {
@@ -100,33 +111,34 @@ mod tests {
     use super::*;
 
     /// Returns the rank that each rank names, by the contents of the files.
-    fn names<const RANKS: usize>(test: &str, files: [&str; RANKS]) -> [Option<usize>; RANKS] {
+    fn named<const RANKS: usize>(test: &str, files: [&str; RANKS]) -> [Option<usize>; RANKS] {
         let folder = FailureFolder::new(&format!("test-{test}-{}", std::process::id())).unwrap();
         files.iter().enumerate().for_each(|(rank, text)| std::fs::write(folder.file(rank), text).unwrap());
-        let names = folder.names(RANKS);
+        let reports = (0..RANKS).filter_map(|rank| Some((rank, folder.report(rank)?))).collect();
+        let names = super::names(&reports);
         std::array::from_fn(|rank| names.get(&rank).map(|name| name.rank))
     }
 
     #[test]
     fn the_last_line_counts() {
         let files = ["a 0\na 0 1\na 0\na 0 2\n", "a 1\na 1 2\na 1\n", "a 2\n", ""];
-        assert_eq!(names("last", files), [Some(2), None, None, None]);
+        assert_eq!(named("last", files), [Some(2), None, None, None]);
     }
 
     #[test]
     fn ranks_of_another_run_are_those_of_the_launcher() {
         let files = ["a 0\nb 2\nb 2 1\n", "a 1\n", "a 2\nb 1\n"];
-        assert_eq!(names("other", files), [Some(2), None, None]);
+        assert_eq!(named("other", files), [Some(2), None, None]);
     }
 
     #[test]
     fn a_job_inside_a_rank_names_no_rank_of_the_launcher() {
         let files = ["a 0\nc 0\nc 1\nc 2\nc 0 2\nc 1 2\n", "a 1\n", "a 2\na 2 0\n"];
-        assert_eq!(names("inside", files), [None, None, Some(0)]);
+        assert_eq!(named("inside", files), [None, None, Some(0)]);
     }
 
     #[test]
     fn other_text_is_no_entry() {
-        assert_eq!(names("text", ["a 0\na 0 1\nx y\n\n7\na 0 -1\n", "a 1\n"]), [Some(1), None]);
+        assert_eq!(named("text", ["a 0\na 0 1\nx y\n\n7\na 0 -1\n", "a 1\n"]), [Some(1), None]);
     }
 }

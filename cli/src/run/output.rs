@@ -43,6 +43,29 @@ impl Palette {
         self.prefixes.as_ref().as_ref().map_or("", |prefixes| &prefixes[usize::from(is_error)][rank])
     }
 
+    /// Has the lines of a rank written as they are.
+    pub(super) fn without_prefix_of(mut self, rank: usize) -> Palette {
+        if let Some(prefixes) = Arc::make_mut(&mut self.prefixes) {
+            prefixes.iter_mut().for_each(|all| all[rank].clear());
+        }
+        self
+    }
+
+    /// Writes a line of a rank. Returns whether to go on: not if the reader of the output has gone.
+    /// A full disk does not end the job.
+    pub(super) fn write(&self, rank: usize, is_error: bool, line: &[u8]) -> bool {
+        // One call for each line, so that lines of different ranks do not mix.
+        let line = [self.prefix(rank, is_error).as_bytes(), line].concat();
+        let written = if is_error { io::stderr().write_all(&line) } else { io::stdout().lock().write_all(&line) };
+        self.noted(written, is_error)
+    }
+
+    /// Returns what writes the lines of one stream of a rank.
+    pub(super) fn sink(&self, rank: usize, is_error: bool) -> Sink {
+        let palette = self.clone();
+        Box::new(move |line| palette.write(rank, is_error, line))
+    }
+
     /// Flushes standard output after the last line. Returns why lines were lost, if any were.
     pub(super) fn finish(&self) -> Option<&str> {
         // The reader of the output may have gone.
@@ -66,18 +89,19 @@ impl Palette {
 }
 
 /// The longest line that is kept whole, in bytes.
-const LONGEST: u64 = 64 << 10;
+pub(super) const LONGEST: u64 = 64 << 10;
+
+/// Takes a line of a rank, with its line break. Returns whether to go on reading.
+pub(super) type Sink = Box<dyn FnMut(&[u8]) -> bool + Send>;
 
 /// Forwards a stream line by line, on a thread of its own.
-pub(super) fn forward(pipe: impl Read + Send + 'static, palette: &Palette, rank: usize, is_error: bool) {
-    let palette = palette.clone();
+pub(super) fn forward(pipe: impl Read + Send + 'static, rank: usize, mut sink: Sink) {
     let thread = std::thread::Builder::new().name(format!("output-{rank}"));
     let copy = move || {
         let mut reader = BufReader::new(pipe);
         let mut line = Vec::new();
         loop {
             line.clear();
-            line.extend_from_slice(palette.prefix(rank, is_error).as_bytes());
             match reader.by_ref().take(LONGEST).read_until(b'\n', &mut line) {
                 Ok(0) | Err(_) => break,
                 Ok(_) => {}
@@ -85,10 +109,8 @@ pub(super) fn forward(pipe: impl Read + Send + 'static, palette: &Palette, rank:
             if line.last() != Some(&b'\n') {
                 line.push(b'\n');
             }
-            // One call for each line, so that lines of different ranks do not mix. If the reader
-            // has gone, the pipe is closed, so that the rank notices. A full disk does not end it.
-            let written = if is_error { io::stderr().write_all(&line) } else { io::stdout().lock().write_all(&line) };
-            if !palette.noted(written, is_error) {
+            // If the reader has gone, the pipe is closed, so that the rank notices.
+            if !sink(&line) {
                 break;
             }
         }

@@ -13,13 +13,18 @@ use std::process::{Child, ExitStatus};
 
 pub(super) use platform::{OUTPUT_PATIENCE, RankOutput};
 pub(crate) use platform::{
-    Signal, Tie, become_independent, describe, exit, exit_code, ignore_signals, make_private_folder, prepare, send, was_killed,
-    watch_signals,
+    Signal, Tie, become_independent, decode_status, describe, encode_status, exit, exit_code, ignore_signals,
+    make_private_folder, prepare, send, was_killed, watch_signals,
 };
 
 /// What the launcher waits for.
 pub(crate) enum Event {
+    /// A rank has ended.
     Ended(usize, ExitStatus),
+    /// A rank could not be started, for this reason.
+    NotStarted(usize, String),
+    /// The connection to a host has ended before the ranks there, for this reason.
+    Lost(usize, String),
     Signalled(Signal),
 }
 

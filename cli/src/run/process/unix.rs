@@ -35,6 +35,12 @@ impl Signal {
     pub(crate) fn exit_code(self) -> i32 {
         128 + self.0
     }
+
+    /// Returns the signal of a name, as [`Display`](fmt::Display) writes it. The numbers of some
+    /// signals differ between systems.
+    pub(crate) fn parse(name: &str) -> Option<Signal> {
+        (1..=64).map(Signal).find(|signal| signal.to_string() == name)
+    }
 }
 
 impl fmt::Display for Signal {
@@ -176,10 +182,43 @@ pub(crate) fn was_killed(status: ExitStatus) -> bool {
     status.signal().is_some_and(|signal| signal != SIGABRT)
 }
 
+/// Returns how a process ended, for a launcher on another host.
+pub(crate) fn encode_status(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit {code}"),
+        (None, signal) => Signal(signal.unwrap_or(0)).to_string(),
+    }
+}
+
+/// Returns the status that [`encode_status`] has written.
+pub(crate) fn decode_status(text: &str) -> Option<ExitStatus> {
+    let raw = match text.strip_prefix("exit ") {
+        Some(code) => i32::from(code.parse::<u8>().ok()?) << 8,
+        None => Signal::parse(text)?.0,
+    };
+    Some(ExitStatus::from_raw(raw))
+}
+
 pub(crate) fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exited with status {code}"),
         (None, Some(signal)) => format!("was ended by {}", Signal(signal)),
         (None, None) => format!("ended: {status}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_the_same_on_another_host() {
+        for raw in [0, 3 << 8, 255 << 8, 9, 11, 6, 15] {
+            let status = ExitStatus::from_raw(raw);
+            assert_eq!(decode_status(&encode_status(status)), Some(status), "{}", encode_status(status));
+        }
+        for text in ["", "exit", "exit 256", "exit -1", "SIGNONE", "signal 0", "signal 65"] {
+            assert_eq!(decode_status(text), None, "{text}");
+        }
     }
 }

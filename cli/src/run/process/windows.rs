@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, PipeReader, Read};
 use std::os::windows::io::{AsRawHandle, FromRawHandle, OwnedHandle};
-use std::os::windows::process::CommandExt;
+use std::os::windows::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::sync::OnceLock;
@@ -37,6 +37,11 @@ impl Signal {
 
     pub(crate) fn ends(self) -> bool {
         true
+    }
+
+    /// Returns the request of a name, as [`Display`](fmt::Display) writes it.
+    pub(crate) fn parse(name: &str) -> Option<Signal> {
+        [Signal::Interrupt, Signal::Break, Signal::Close, Signal::Kill].into_iter().find(|signal| signal.to_string() == name)
     }
 
     /// Returns the exit status of a program that the console has ended.
@@ -252,6 +257,17 @@ pub(crate) fn exit(code: i32) -> ExitCode {
 /// it, the system does not tell.
 pub(crate) fn was_killed(status: ExitStatus) -> bool {
     status.code().is_some_and(|code| code as u32 >= 0xc000_0000 && code as u32 != ABORTED)
+}
+
+/// Returns how a process ended, for a launcher on another host.
+pub(crate) fn encode_status(status: ExitStatus) -> String {
+    format!("exit {}", exit_code(status))
+}
+
+/// Returns the status that [`encode_status`] has written.
+pub(crate) fn decode_status(text: &str) -> Option<ExitStatus> {
+    let code: i32 = text.strip_prefix("exit ")?.parse().ok()?;
+    Some(ExitStatus::from_raw(code as u32))
 }
 
 pub(crate) fn describe(status: ExitStatus) -> String {

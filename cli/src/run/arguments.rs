@@ -1,0 +1,72 @@
+//! The arguments of `kolo run`.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args as ClapArgs;
+
+use crate::units::duration;
+
+/// The most ranks of a job.
+pub(super) const MOST_RANKS: u32 = 4096;
+
+/// Arguments of `kolo run`.
+#[derive(ClapArgs)]
+#[command(after_help = "Examples:
+  kolo run -n 4 -- ./program                 four ranks on this machine
+  kolo run --hosts a:4,b:4 -- ./program      four ranks on each of two hosts, over ssh
+  kolo run --hostfile hosts -- ./program     the hosts of a file: one `HOST slots=4` in each line")]
+pub(crate) struct Args {
+    /// How many ranks to start; with --hosts and --hostfile, all slots by default
+    #[arg(
+        short = 'n',
+        long = "ranks",
+        required_unless_present_any = ["hosts", "hostfile"],
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_RANKS))
+    )]
+    pub(super) ranks: Option<u32>,
+    /// Start the ranks on these hosts over ssh: HOST[:SLOTS],...; SLOTS is 1 by default
+    #[arg(long, short = 'H', visible_alias = "host", value_name = "HOSTS", conflicts_with = "hostfile")]
+    pub(super) hosts: Option<String>,
+    /// Start the ranks on the hosts of this file, in the format of Open MPI
+    #[arg(long, value_name = "FILE")]
+    pub(super) hostfile: Option<PathBuf>,
+    /// Give the ranks a variable of this environment, or one with this value; may be repeated.
+    /// Ranks on other hosts get the variables KOLO_* without being asked
+    #[arg(short = 'x', value_name = "NAME[=VALUE]")]
+    pub(super) exported: Vec<OsString>,
+    /// The working directory of the ranks [default: this one, on every host]
+    #[arg(long, value_name = "FOLDER")]
+    pub(super) directory: Option<PathBuf>,
+    /// The address of this machine where the other hosts reach the store of the job
+    /// [default: by the route to the first of them, or of KOLO_INTERFACE]
+    #[arg(long, value_name = "IP[:PORT]", value_parser = address)]
+    pub(super) address: Option<SocketAddr>,
+    /// The ssh program and its options
+    #[arg(long, value_name = "COMMAND", env = "KOLO_RUN_SSH", default_value = "ssh", hide_env_values = true)]
+    pub(super) ssh: String,
+    /// The program kolo on the other hosts [default: the path of this one]
+    #[arg(long, value_name = "PATH", env = "KOLO_RUN_REMOTE", hide_env_values = true)]
+    pub(super) remote_program: Option<String>,
+    /// How long the hosts may take until all of them can start ranks
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
+    pub(super) connect_timeout: Duration,
+    /// Do not write the rank before each line of output
+    #[arg(long)]
+    pub(super) no_prefix: bool,
+    /// How long the other ranks may take to report after one has failed
+    #[arg(long, value_parser = duration, default_value = "1s")]
+    pub(super) grace: Duration,
+    /// The program and its arguments; `bench ...` is the built-in command
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    pub(super) program: Vec<OsString>,
+}
+
+/// Parses an address. Port 0 lets the system choose one.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    let with_port = || text.parse().map_err(|_| "write an address of this machine: 10.0.0.1, 10.0.0.1:29500 or [fd00::1]:29500");
+    Ok(bare.parse().map(|ip| SocketAddr::new(ip, 0)).or_else(|_| with_port())?)
+}

@@ -1,0 +1,354 @@
+//! Ranks on several hosts: ssh starts an agent on each, which starts the ranks there.
+//!
+//! The description of the job, with its secret, goes over the agent's standard input, so that no
+//! command line and no environment of ssh shows it. No rank starts before all hosts are ready. If
+//! the connection ends, the agent ends its ranks.
+
+pub(super) mod agent;
+mod connection;
+mod environment;
+mod hostfile;
+mod hosts;
+mod protocol;
+mod ssh;
+mod window;
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr};
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, after, bounded, select, unbounded};
+use kolo::TcpStoreServer;
+
+use super::arguments::Args;
+use super::cause::Member;
+use super::failures::{Names, names};
+use super::output::Palette;
+use super::process::{self, Event, Signal};
+use super::program::{Program, has_input};
+use super::supervise::{Failure, Ranks, Supervisor, drain};
+use super::{Credentials, LAUNCHER_FAILED, conclude, exported};
+use crate::complain;
+use crate::random::hexadecimal;
+use crate::units::show_ranks;
+use connection::{Advice, Connection, Notes, Receivers};
+use hosts::{Host, Placed, is_this_machine};
+use protocol::{Job, ToAgent};
+use ssh::{Ssh, remote_word};
+
+/// How often the agents are told that the launcher lives.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+
+/// How long the other hosts may take to answer after one has failed, so that all failures are
+/// reported together.
+const OTHER_FAILURES: Duration = Duration::from_secs(2);
+
+/// How long a name server may take.
+const NAME_SERVER: Duration = Duration::from_secs(10);
+
+/// Returns the hosts that the arguments name; `None` for a job on this machine.
+pub(super) fn hosts(args: &Args) -> Result<Option<Vec<Host>>, String> {
+    let found = match (&args.hosts, &args.hostfile) {
+        (Some(list), _) => hosts::parse(list)?,
+        (None, Some(file)) => hostfile::read(file)?,
+        (None, None) => return Ok(None),
+    };
+    if cfg!(windows) {
+        return Err("--hosts and --hostfile work on Linux and macOS; start the job there".to_owned());
+    }
+    Ok(Some(found))
+}
+
+/// Starts ranks on hosts.
+pub(super) fn launch(args: &Args, hosts: Vec<Host>) -> Result<ExitCode, (u8, String)> {
+    let failed = |message: String| (LAUNCHER_FAILED, message);
+    let placed = hosts::place(&hosts, args.ranks).map_err(failed)?;
+    let count = placed.last().map_or(0, |last| last.ranks.end);
+    let program = Program::new(&args.program).map_err(failed)?;
+    let environment = environment::forwarded(exported(&args.exported).map_err(failed)?);
+    let directory = args.directory.clone().map_or_else(environment::directory, Ok);
+    let directory = directory.map_err(|error| failed(format!("cannot find the working directory: {error}; give --directory")))?;
+    let ssh = Ssh::parse(&args.ssh).map_err(failed)?;
+    let agents = Agents::new(args, ssh).map_err(failed)?;
+    let credentials = Credentials::new().map_err(failed)?;
+    let address = address(args, &agents.ssh, &placed).map_err(failed)?;
+    let server = TcpStoreServer::bind(address, &credentials.job, Some(credentials.secret));
+    let server = server.map_err(|error| failed(error.to_string()))?;
+    let (events, event) = unbounded();
+    process::watch_signals(&events).map_err(|error| failed(format!("cannot watch for signals: {error}")))?;
+
+    let palette = Palette::new(count, !args.no_prefix);
+    // Rank 0 of a built-in command prints a report.
+    let palette = if program.is_built_in { palette.without_prefix_of(0) } else { palette };
+    let (unread, all_read) = bounded(0);
+    let (answers, answer) = unbounded();
+    let notes = Arc::new(Notes::default());
+    let receivers = Receivers { palette: palette.clone(), events, answers, notes: notes.clone(), unread };
+    let mut ranks = RemoteRanks { connections: Vec::new(), hosts: Vec::new(), notes };
+    let reads = has_input();
+    for (index, Placed { host, ranks: of_host }) in placed.into_iter().enumerate() {
+        let job = Job {
+            name: credentials.job.clone(),
+            host: index,
+            secret: hexadecimal(&credentials.secret),
+            store: server.address(),
+            world_size: count,
+            first: of_host.start,
+            ranks: of_host.len(),
+            directory: directory.clone().into_os_string(),
+            environment: environment.clone(),
+            program: args.program.clone(),
+            has_input: reads && of_host.start == 0,
+        };
+        ranks.hosts.extend(of_host.clone().map(|_| Some(index)));
+        let connection = agents.open(index, &host, of_host, receivers.clone());
+        let told = connection.and_then(|connection| {
+            connection.tell(&ToAgent::Job(Box::new(job))).map_err(|error| error.to_string())?;
+            Ok(connection)
+        });
+        match told {
+            Ok(connection) => ranks.connections.push(connection),
+            Err(problem) => {
+                ranks.close();
+                return Err(failed(format!("cannot start ranks on host {host}: {problem}")));
+            }
+        }
+    }
+    drop(receivers);
+    ranks.send_heartbeats();
+    if let Err(failure) = ranks.wait_until_ready(&answer, &event, args.connect_timeout) {
+        ranks.close();
+        return match failure {
+            NotReady::Stopped(signal) => Ok(Failure::Stopped(signal).report(count)),
+            NotReady::Hosts(problems) => Err(failed(problems.join("\nkolo run: "))),
+        };
+    }
+    ranks.tell(&ToAgent::Start);
+    if reads && let Some(connection) = ranks.connections.first() {
+        send_input(connection);
+    }
+    let mut supervisor = Supervisor::new(ranks, args.grace);
+    let mut failure = supervisor.wait(&event);
+    drop(server);
+    // The ranks' output is written before the report of their end, however slow its reader is.
+    if !matches!(failure, Some(Failure::Stopped(_))) {
+        failure = drain(&all_read, &event).map(Failure::Stopped).or(failure);
+    }
+    Ok(conclude(failure, &palette, count))
+}
+
+/// Sends what this process reads to rank 0.
+fn send_input(connection: &Connection) {
+    let mut send = connection.input();
+    let copy = move || {
+        let mut part = vec![0; 16 << 10];
+        loop {
+            // An error counts as the end of the input.
+            let read = std::io::stdin().read(&mut part).unwrap_or(0);
+            if !send(&part[..read]) || read == 0 {
+                return;
+            }
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("input".to_owned()).spawn(copy) {
+        complain(&format!("kolo run: rank 0 has no input: {error}"));
+    }
+}
+
+/// Chooses where the hosts reach the store: an address that is given, or by the route to the first
+/// host that is another machine.
+fn address(args: &Args, ssh: &Ssh, placed: &[Placed]) -> Result<SocketAddr, String> {
+    if let Some(given) = args.address {
+        if given.ip().is_unspecified() {
+            return Err(format!("--address {}: give the address that the hosts connect to", given.ip()));
+        }
+        return Ok(given);
+    }
+    let mut chosen = None;
+    for Placed { host, .. } in placed.iter().filter(|placed| !is_this_machine(&placed.host)) {
+        let name = ssh.host_name(host).unwrap_or_else(|| host.rsplit_once('@').map_or(&**host, |(_, host)| host).to_owned());
+        let found = kolo::settings::address_for(&name, NAME_SERVER).map_err(|error| error.to_string())?;
+        let is_other = !found.is_loopback();
+        chosen.get_or_insert(found);
+        if is_other {
+            chosen = Some(found);
+            break;
+        }
+    }
+    Ok(SocketAddr::new(chosen.unwrap_or(IpAddr::from([127, 0, 0, 1])), 0))
+}
+
+/// How agents are started.
+struct Agents {
+    ssh: Ssh,
+    /// This program.
+    here: OsString,
+    /// The program on other hosts, as a word of their shell.
+    there: String,
+    connect_timeout: Duration,
+}
+
+impl Agents {
+    fn new(args: &Args, ssh: Ssh) -> Result<Agents, String> {
+        let here = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+        let given = args.remote_program.as_deref().filter(|path| !path.is_empty());
+        let there = given.or(here.to_str()).ok_or_else(|| format!("{}: give --remote-program", here.display()))?;
+        let there = remote_word(there)?;
+        Ok(Agents { ssh, here: here.into_os_string(), there, connect_timeout: args.connect_timeout })
+    }
+
+    /// Starts the agent of a host, over ssh unless the host is this machine.
+    fn open(&self, index: usize, host: &str, ranks: std::ops::Range<usize>, receivers: Receivers) -> Result<Connection, String> {
+        let is_remote = !is_this_machine(host);
+        let command = if is_remote {
+            self.ssh.command(host, &format!("{} agent", self.there), self.connect_timeout)
+        } else {
+            let mut command = Command::new(&self.here);
+            command.arg("agent");
+            command
+        };
+        let connection = self.ssh.check(host, "true");
+        let program = self.ssh.check(host, &format!("{} --version", self.there));
+        let advice = Advice { is_remote, connection, program };
+        Connection::open(index, host.into(), ranks, command, advice, receivers).map_err(|error| match is_remote {
+            true => format!("{} cannot be started: {error}; install ssh, or give it with --ssh", self.ssh.program()),
+            false => error.to_string(),
+        })
+    }
+}
+
+/// The ranks on all hosts.
+struct RemoteRanks {
+    connections: Vec<Connection>,
+    /// The host of each rank, by its number; `None` for ranks that have ended.
+    hosts: Vec<Option<usize>>,
+    notes: Arc<Notes>,
+}
+
+/// Why the hosts cannot start ranks.
+enum NotReady {
+    Stopped(Signal),
+    Hosts(Vec<String>),
+}
+
+impl RemoteRanks {
+    /// Waits until all hosts are ready.
+    fn wait_until_ready(
+        &self,
+        answers: &Receiver<(usize, Result<(), String>)>,
+        events: &Receiver<Event>,
+        timeout: Duration,
+    ) -> Result<(), NotReady> {
+        let mut deadline = Instant::now() + timeout;
+        let mut silent: Vec<usize> = (0..self.connections.len()).collect();
+        let mut problems = Vec::new();
+        while !silent.is_empty() {
+            select! {
+                recv(answers) -> answer => {
+                    let Ok((host, answer)) = answer else { break };
+                    silent.retain(|other| *other != host);
+                    if let Err(problem) = answer {
+                        problems.push((host, problem));
+                        deadline = deadline.min(Instant::now() + OTHER_FAILURES);
+                    }
+                },
+                recv(events) -> event => match event {
+                    Ok(Event::Signalled(signal)) if signal.ends() => return Err(NotReady::Stopped(signal)),
+                    Ok(Event::Lost(host, why)) => problems.push((host, why)),
+                    _ => {}
+                },
+                recv(after(deadline.saturating_duration_since(Instant::now()))) -> _ => break,
+            }
+        }
+        if problems.is_empty() {
+            let seconds = timeout.as_secs_f64();
+            let late = |&index: &usize| {
+                let host = &self.connections[index].host;
+                let advice = "check that ssh connects, or give --connect-timeout";
+                (index, format!("cannot start ranks on host {host}: no answer within {seconds} s; {advice}"))
+            };
+            problems = silent.iter().map(late).collect();
+        }
+        problems.sort_unstable();
+        let problems: Vec<String> = problems.into_iter().map(|(_, problem)| problem).collect();
+        if problems.is_empty() { Ok(()) } else { Err(NotReady::Hosts(problems)) }
+    }
+
+    fn tell(&self, what: &ToAgent) {
+        // If an agent is gone, the thread that reads its answers says so.
+        self.connections.iter().for_each(|connection| _ = connection.tell(what));
+    }
+
+    fn close(&self) {
+        self.connections.iter().for_each(Connection::close);
+    }
+
+    fn send_heartbeats(&self) {
+        let beats: Vec<_> = self.connections.iter().map(Connection::heartbeat).collect();
+        let beat = move || {
+            while beats.iter().filter(|beat| beat()).count() > 0 {
+                std::thread::sleep(HEARTBEAT);
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("heartbeat".to_owned()).spawn(beat) {
+            tracing::warn!(%error, "the agents will end the ranks, because they do not hear from this launcher");
+        }
+    }
+
+    fn member(&self, rank: usize, host: usize) -> Member {
+        Member { rank, pid: self.notes.pid(rank), host: Some(self.connections[host].host.clone()) }
+    }
+
+    /// Returns the hosts with ranks that run.
+    fn busy(&self) -> impl Iterator<Item = (usize, &Connection)> {
+        let is_busy = |host: usize| self.hosts.contains(&Some(host));
+        self.connections.iter().enumerate().filter(move |(host, _)| is_busy(*host))
+    }
+}
+
+impl Ranks for RemoteRanks {
+    const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
+
+    fn are_running(&self) -> bool {
+        self.hosts.iter().any(Option::is_some)
+    }
+
+    fn signal(&self, signal: Signal) {
+        self.busy().for_each(|(_, connection)| _ = connection.tell(&ToAgent::Signal(signal.to_string())));
+    }
+
+    fn ended(&mut self, rank: usize, _: bool) -> Option<Member> {
+        let host = self.hosts[rank].take()?;
+        Some(self.member(rank, host))
+    }
+
+    fn failed(&self) {
+        self.tell(&ToAgent::Failed);
+    }
+
+    fn lost(&mut self, host: usize) -> Vec<Member> {
+        let lost: Vec<usize> = (0..self.hosts.len()).filter(|rank| self.hosts[*rank] == Some(host)).collect();
+        lost.iter().for_each(|rank| self.hosts[*rank] = None);
+        lost.into_iter().map(|rank| self.member(rank, host)).collect()
+    }
+
+    fn names(&self) -> Names {
+        names(&self.notes.reports())
+    }
+
+    fn abandon(&mut self) {
+        for (host, connection) in self.busy() {
+            let ranks: Vec<usize> = (0..self.hosts.len()).filter(|rank| self.hosts[*rank] == Some(host)).collect();
+            let host = &connection.host;
+            complain(&format!(
+                "kolo run: host {host} does not confirm the end of {}; look there for processes",
+                show_ranks(&ranks)
+            ));
+            connection.kill();
+        }
+        self.hosts.fill(None);
+    }
+}
