@@ -332,7 +332,7 @@ fn look_for_table(
         return Ok(Found::Nothing);
     }
     let signed = SignedStore::new(start.store, identity);
-    let bytes = start.at_store(signed.get(TABLE, 0, POLL_INTERVAL))?;
+    let bytes = start.at_store(signed.get(TABLE, 0, table_patience(start)))?;
     let end = match bytes.and_then(|bytes| PeerTable::decode(&bytes)) {
         None => return Ok(Found::Nothing),
         Some(PeerTable::Members { peers, settings })
@@ -360,6 +360,14 @@ fn look_for_table(
     }
     std::thread::sleep(PAUSE);
     Ok(Found::End(end.map_or_else(|error| error, |refusal| refusal.error(&start.store.url()))))
+}
+
+/// Returns how long to wait for the table before looking for a new announcement. In a large job it is
+/// longer, so that the ranks that wait do not keep the store busy: the store answers each of them twice
+/// in that time. It ends before the last look at the other ranks.
+fn table_patience(start: &Start<'_>) -> Duration {
+    let patience = POLL_INTERVAL * (1 + start.world_size / RANKS_OF_A_POLL).try_into().unwrap_or(u32::MAX);
+    patience.min(start.left().saturating_sub(LAST_LOOK)).max(POLL_INTERVAL)
 }
 
 /// Returns why this rank has not met the others by the deadline.
@@ -390,6 +398,9 @@ const DIAL_PAUSE: Duration = Duration::from_millis(200);
 /// How long before the deadline a rank probes the others, if rank 0 does not live. The others still
 /// wait then.
 const LAST_LOOK: Duration = Duration::from_secs(1);
+
+/// How many ranks may look for the table in a [`POLL_INTERVAL`].
+const RANKS_OF_A_POLL: usize = 1024;
 
 /// The most ranks that a rank other than 0 checks for.
 const MOST_NAMED: usize = 1024;

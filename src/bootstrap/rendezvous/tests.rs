@@ -279,3 +279,114 @@ fn a_start_reads_the_keys_of_each_rank_about_once() {
         assert!(reads < rounds * RANKS, "{reads} reads for {RANKS} ranks");
     }
 }
+
+/// The view that one rank has of a store, which counts its requests.
+struct Counted<'a> {
+    store: &'a dyn Store,
+    is_private: bool,
+    /// Writes, and reads that found a value.
+    requests: AtomicUsize,
+    /// Reads that found nothing: one for each time that the rank waits in vain.
+    polls: AtomicUsize,
+    read: AtomicUsize,
+    written: AtomicUsize,
+}
+
+impl Counted<'_> {
+    fn new(store: &dyn Store, is_private: bool) -> Counted<'_> {
+        let zero = AtomicUsize::default;
+        Counted { store, is_private, requests: zero(), polls: zero(), read: zero(), written: zero() }
+    }
+
+    fn counts(&self) -> [usize; 4] {
+        [&self.requests, &self.polls, &self.read, &self.written].map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+impl Store for Counted<'_> {
+    fn url(&self) -> String {
+        self.store.url()
+    }
+    fn is_private(&self) -> bool {
+        self.is_private
+    }
+    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreError> {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.written.fetch_add(value.len(), Ordering::Relaxed);
+        self.store.set(key, value, timeout)
+    }
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
+        let found = self.store.get(key, timeout)?;
+        let (count, bytes) = found.as_ref().map_or((&self.polls, 0), |value| (&self.requests, value.len()));
+        count.fetch_add(1, Ordering::Relaxed);
+        self.read.fetch_add(bytes, Ordering::Relaxed);
+        Ok(found)
+    }
+    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.written.fetch_add(value.len(), Ordering::Relaxed);
+        self.store.claim(key, value, timeout)
+    }
+}
+
+/// Has the ranks of hosts of eight meet; returns the counts of each.
+fn counts_of_a_start(ranks: usize, is_private: bool, given: Option<[u8; 32]>) -> Vec<[usize; 4]> {
+    const PER_HOST: usize = 8;
+    let shared = Recording::new(&format!("counts of {ranks}, {is_private}, {}", given.is_some()), is_private).store;
+    let settings = Settings::default();
+    let deadline = Instant::now() + Duration::from_secs(300);
+    let join = |rank: Rank| {
+        let store = Counted::new(&*shared, is_private);
+        let identity = Identity::new("job", given);
+        let start = Start { rank, world_size: ranks, identity, store: &store, store_url: None, settings: &settings, deadline };
+        let met = super::gather_members(&start, [127, 0, 0, 1].into(), Instant::now()).unwrap();
+        let first = rank / PER_HOST * PER_HOST;
+        let together: Vec<Rank> = (first..ranks.min(first + PER_HOST)).collect();
+        exchange_hosts(&start, &met.identity, &together).unwrap();
+        store.counts()
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || join(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// docs/scale.md continues these lines to 16,384 ranks.
+#[test]
+fn a_rank_makes_as_many_requests_in_a_large_job_as_in_a_small_one() {
+    const MOST_REQUESTS: usize = 14;
+    let sizes: &[usize] = if std::env::var_os("KOLO_TEST_ALL").is_some() { &[16, 64, 256, 1024] } else { &[16, 64] };
+    for (is_private, given) in [(true, None), (false, Some([7; 32])), (false, None)] {
+        for &ranks in sizes {
+            let began = Instant::now();
+            let counts = counts_of_a_start(ranks, is_private, given);
+            // A rank that waits looks for another announcement from time to time.
+            let looks = 2 * began.elapsed().div_duration_f64(POLL_INTERVAL) as usize;
+            let most = |what: usize| counts[1..].iter().map(|count| count[what]).max().unwrap();
+            let all = |what: usize| counts.iter().map(|count| count[what]).sum::<usize>();
+            println!(
+                "{ranks} ranks, {}: rank 0 makes {} requests, others {} at most, {} polls; reads {} bytes, writes {}; all {} requests, \
+                 read {} bytes",
+                if is_private {
+                    "private store"
+                } else if given.is_some() {
+                    "given secret"
+                } else {
+                    "agreed secret"
+                },
+                counts[0][0],
+                most(0),
+                most(1),
+                most(2),
+                most(3),
+                all(0),
+                all(2)
+            );
+            assert!(most(0) <= MOST_REQUESTS + looks, "a rank of {ranks} makes {} requests", most(0));
+            // Rank 0 reads each rank's key and peer info, writes its secret, and reads the hosts.
+            assert!(counts[0][0] <= 4 * ranks + MOST_REQUESTS + looks, "rank 0 of {ranks} makes {} requests", counts[0][0]);
+            // The table, and the host of each rank.
+            assert!(most(2) <= 400 * ranks + 1000 + 100 * looks, "a rank of {ranks} reads {} bytes", most(2));
+        }
+    }
+}

@@ -12,7 +12,7 @@
 use std::io::{self, Read};
 use std::time::Duration;
 
-use bytes::{Buf, BufMut, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::bootstrap::store::kv::{LARGEST_VALUE, LONGEST_KEY};
 
@@ -77,11 +77,12 @@ pub(super) fn encode_request(operation: u8, key: &str, value: &[u8], timeout: Du
     request
 }
 
-/// Appends a response.
-pub(super) fn put_response(bytes: &mut BytesMut, status: u8, value: &[u8]) {
-    bytes.put_u32_le(status.into());
-    bytes.put_u32_le(value.len() as u32);
-    bytes.put_slice(value);
+/// Encodes a response: its header, and the value.
+pub(super) fn response(status: u8, value: Bytes) -> [Bytes; 2] {
+    let mut header = BytesMut::with_capacity(RESPONSE);
+    header.put_u32_le(status.into());
+    header.put_u32_le(value.len() as u32);
+    [header.freeze(), value]
 }
 
 /// Reads a response: its status and its value.

@@ -1,6 +1,6 @@
 //! The server, on a thread of its own.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bytes::{Buf, BufMut, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use mio::{Events, Interest, Poll, Token, Waker};
 use parking_lot::Mutex;
 
-use super::protocol::{CLAIM, FOUND, FULL, GET, LONGEST_REQUEST, NOT_FOUND, Request, put_response};
+use super::protocol::{CLAIM, FOUND, FULL, GET, LONGEST_REQUEST, NOT_FOUND, Request, response};
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::listener::handshake::{Hello, Purpose};
 use crate::bootstrap::listener::{Listener, Stream};
@@ -74,7 +74,8 @@ impl TcpStoreServer {
             }
         })?;
         let stopped = stop.clone();
-        let mut server = Server { poll, clients: HashMap::new(), next: 0, values: HashMap::new(), size: 0 };
+        let mut server =
+            Server { poll, clients: HashMap::new(), waiting: HashMap::new(), next: 0, values: HashMap::new(), size: 0 };
         let thread = std::thread::Builder::new().name("kolo-store".to_owned()).spawn(move || {
             if let Err(error) = server.serve(&arrivals, &stopped) {
                 tracing::error!(%error, "the store's server failed: the store is no longer served");
@@ -136,8 +137,12 @@ const MOST_CLIENTS: usize = 1 << 16;
 struct Server {
     poll: Poll,
     clients: HashMap<usize, Client>,
+    /// The clients that wait for each key.
+    waiting: HashMap<String, Vec<usize>>,
     next: usize,
-    values: HashMap<String, Vec<u8>>,
+    /// All clients that read a value send the same bytes: the table of a large job has megabytes, and
+    /// every rank reads it.
+    values: HashMap<String, Bytes>,
     /// Bytes of all keys and values.
     size: usize,
 }
@@ -145,7 +150,7 @@ struct Server {
 struct Client {
     stream: mio::net::TcpStream,
     received: BytesMut,
-    unsent: BytesMut,
+    unsent: VecDeque<Bytes>,
     /// The key that the client waits for, and until when.
     awaits: Option<(String, Instant)>,
 }
@@ -168,7 +173,7 @@ impl Server {
                 if self.clients.len() < MOST_CLIENTS
                     && self.poll.registry().register(&mut stream, Token(self.next), interest).is_ok()
                 {
-                    let client = Client { stream, received: BytesMut::new(), unsent: BytesMut::new(), awaits: None };
+                    let client = Client { stream, received: BytesMut::new(), unsent: VecDeque::new(), awaits: None };
                     self.clients.insert(self.next, client);
                     active.push(self.next);
                 }
@@ -196,8 +201,21 @@ impl Server {
                 }
             }
         }
-        if !stays {
-            self.clients.remove(&number);
+        if !stays && let Some(Client { awaits: Some((key, _)), .. }) = self.clients.remove(&number) {
+            self.forget_waiting([key].into());
+        }
+    }
+
+    /// Forgets the clients that no longer wait for these keys.
+    fn forget_waiting(&mut self, keys: HashSet<String>) {
+        for key in keys {
+            if let Some(waiting) = self.waiting.get_mut(&key) {
+                let waits = |client: &Client| client.awaits.as_ref().is_some_and(|(awaited, _)| *awaited == key);
+                waiting.retain(|number| self.clients.get(number).is_some_and(waits));
+                if waiting.is_empty() {
+                    self.waiting.remove(&key);
+                }
+            }
         }
     }
 
@@ -207,14 +225,15 @@ impl Server {
         let there = self.values.get(&key);
         let response = match (operation, there) {
             (GET | CLAIM, Some(value)) => Some((FOUND, value.clone())),
-            (GET, None) if timeout.is_zero() => Some((NOT_FOUND, Vec::new())),
+            (GET, None) if timeout.is_zero() => Some((NOT_FOUND, Bytes::new())),
             (GET, None) => None,
             _ => {
                 let freed = there.map_or(0, |old| key.len() + old.len());
                 let size = self.size - freed + key.len() + value.len();
                 if size > CAPACITY {
-                    Some((FULL, Vec::new()))
+                    Some((FULL, Bytes::new()))
                 } else {
+                    let value = Bytes::from(value);
                     self.size = size;
                     self.values.insert(key.clone(), value.clone());
                     self.answer_waiting(&key, &value);
@@ -224,17 +243,20 @@ impl Server {
         };
         let Some(client) = self.clients.get_mut(&number) else { return };
         match response {
-            Some((status, value)) => client.respond(status, &value),
-            None => client.awaits = Some((key, Instant::now() + timeout)),
+            Some((status, value)) => client.respond(status, value),
+            None => {
+                self.waiting.entry(key.clone()).or_default().push(number);
+                client.awaits = Some((key, Instant::now() + timeout));
+            }
         }
     }
 
     /// Answers the clients that wait for a key.
-    fn answer_waiting(&mut self, key: &str, value: &[u8]) {
-        for client in self.clients.values_mut().filter(|client| client.awaits.as_ref().is_some_and(|(awaited, _)| awaited == key))
-        {
+    fn answer_waiting(&mut self, key: &str, value: &Bytes) {
+        for number in self.waiting.remove(key).unwrap_or_default() {
+            let Some(client) = self.clients.get_mut(&number) else { continue };
             client.awaits = None;
-            client.respond(FOUND, value);
+            client.respond(FOUND, value.clone());
             // If the connection is broken, the next read shows it.
             client.send();
         }
@@ -243,11 +265,13 @@ impl Server {
     /// Answers the clients whose timeout has passed.
     fn answer_late(&mut self) {
         let now = Instant::now();
+        let mut keys = HashSet::new();
         for client in self.clients.values_mut().filter(|client| client.awaits.as_ref().is_some_and(|(_, until)| *until <= now)) {
-            client.awaits = None;
-            client.respond(NOT_FOUND, &[]);
+            keys.extend(client.awaits.take().map(|(key, _)| key));
+            client.respond(NOT_FOUND, Bytes::new());
             client.send();
         }
+        self.forget_waiting(keys);
     }
 }
 
@@ -277,15 +301,20 @@ impl Client {
         Request::take(&mut self.received)
     }
 
-    fn respond(&mut self, status: u8, value: &[u8]) {
-        put_response(&mut self.unsent, status, value);
+    fn respond(&mut self, status: u8, value: Bytes) {
+        self.unsent.extend(response(status, value).into_iter().filter(|part| !part.is_empty()));
     }
 
     /// Sends what the connection takes; false if it is broken.
     fn send(&mut self) -> bool {
-        while !self.unsent.is_empty() {
-            match self.stream.write(&self.unsent) {
-                Ok(count) => self.unsent.advance(count),
+        while let Some(part) = self.unsent.front_mut() {
+            match self.stream.write(part) {
+                Ok(count) => {
+                    part.advance(count);
+                    if part.is_empty() {
+                        self.unsent.pop_front();
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
             }
