@@ -124,6 +124,7 @@ pub use types::{DType, Descriptor, Element, Op, Rank, ReduceOp, UnknownNameError
 pub mod plan {
     pub use crate::exec::costs::cache::{MeasuredCosts, measured};
     pub use crate::schedule::select::{Candidate, Choice, CostModel, Layout, LinkCost, candidates};
+    pub use crate::schedule::timing::{Method, Scenario, Simulated, simulate};
 }
 
 /// [security]: crate::security

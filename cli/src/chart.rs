@@ -1,4 +1,4 @@
-//! Curves over sizes on logarithmic axes, as SVG.
+//! Curves over sizes, or over numbers of ranks, on logarithmic axes, as SVG.
 
 use std::error::Error;
 use std::path::Path;
@@ -32,9 +32,21 @@ pub(crate) const COLOURS: [RGBColor; 10] = [
 /// One curve: a name, a colour, and points of size and value.
 pub(crate) type Curve = (&'static str, RGBColor, Vec<(f64, f64)>);
 
+/// What the horizontal axis shows, and how a value is written there.
+pub(crate) struct Axis {
+    pub(crate) name: &'static str,
+    pub(crate) label: fn(f64) -> String,
+}
+
+/// Draws panels over sizes.
+pub(crate) fn draw(title: &str, panels: &[(&str, Vec<Curve>)], file: &Path) -> Result<(), Box<dyn Error>> {
+    let sizes = Axis { name: "size", label: |size| show_bytes(size.round() as u64) };
+    draw_over(&sizes, title, panels, file)
+}
+
 /// Draws panels side by side under one legend: the name of each one's values, and its curves.
 /// Panels without curves are left out.
-pub(crate) fn draw(title: &str, panels: &[(&str, Vec<Curve>)], file: &Path) -> Result<(), Box<dyn Error>> {
+pub(crate) fn draw_over(axis: &Axis, title: &str, panels: &[(&str, Vec<Curve>)], file: &Path) -> Result<(), Box<dyn Error>> {
     let panels: Vec<_> = panels.iter().filter(|(_, curves)| !curves.is_empty()).collect();
     if panels.is_empty() {
         return Err("there is nothing to draw".into());
@@ -50,7 +62,7 @@ pub(crate) fn draw(title: &str, panels: &[(&str, Vec<Curve>)], file: &Path) -> R
         let (top, area) = area.split_vertically(legend.height());
         legend.draw(&top)?;
         for (area, (name, curves)) in area.split_evenly((1, panels.len())).iter().zip(panels) {
-            panel(area, name, curves)?;
+            panel(area, axis, name, curves)?;
         }
         area.present()?;
     }
@@ -102,7 +114,12 @@ impl Legend {
     }
 }
 
-fn panel<DB: DrawingBackend>(area: &DrawingArea<DB, Shift>, name: &str, curves: &[Curve]) -> Result<(), Box<dyn Error>>
+fn panel<DB: DrawingBackend>(
+    area: &DrawingArea<DB, Shift>,
+    axis: &Axis,
+    name: &str,
+    curves: &[Curve],
+) -> Result<(), Box<dyn Error>>
 where
     DB::ErrorType: 'static,
 {
@@ -121,9 +138,9 @@ where
         .build_cartesian_2d(range(|point| point.0).log_scale().base(2.0), range(|point| point.1).log_scale())?;
     chart
         .configure_mesh()
-        .x_desc("size")
+        .x_desc(axis.name)
         .y_desc(name)
-        .x_label_formatter(&|size| show_bytes(size.round() as u64))
+        .x_label_formatter(&|value| (axis.label)(*value))
         .y_label_formatter(&|value| if *value >= 10.0 { format!("{value:.0}") } else { format!("{value}") })
         .x_labels(6)
         .label_style(FONT)

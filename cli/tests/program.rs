@@ -780,6 +780,34 @@ mod plan {
         assert_eq!(text(&by_variable.stdout), forced);
     }
 
+    #[test]
+    fn a_simulation_stands_beside_the_prices() {
+        let arguments = ["plan", "all_reduce", "--bytes", "64K", "--ranks", "16", "--hosts", "8", "--simulate"];
+        let with = |more: &[&'static str]| [&arguments[..], more].concat();
+        let table = said(&arguments);
+        for word in ["simulated", "priced", "busiest link", "ring", "hierarchical", "by symmetry", "all messages"] {
+            assert!(table.contains(word), "{word} in {table}");
+        }
+        let late: serde_json::Value = serde_json::from_str(&said(&with(&["--straggler", "3:1s", "--json"]))).unwrap();
+        let algorithms = late["algorithms"].as_array().unwrap();
+        assert!(algorithms.len() >= 6, "{late}");
+        for found in algorithms {
+            assert!(found["simulated_s"].as_f64().unwrap() > 1.0 && found["critical_rank"] == 3, "{found}");
+        }
+        let jitter = |seed: &'static str| said(&with(&["--jitter", "1ms", "--seed", seed]));
+        assert_eq!(jitter("7"), jitter("7"));
+        assert_ne!(jitter("7"), jitter("8"));
+        for (option, value, hint) in [
+            ("--straggler", "16:1s", "only 16 ranks"),
+            ("--straggler", "1", "write 3:5ms"),
+            ("--racks", "9", "cannot be in 9 racks"),
+            ("--oversubscription", "0", "a factor"),
+        ] {
+            let (_, err) = failed(&with(&[option, value]));
+            assert!(err.contains(hint), "{option} {value}: {err}");
+        }
+    }
+
     /// `kolo plan` reads variables as a job does.
     #[test]
     fn variables_are_those_of_a_job() {

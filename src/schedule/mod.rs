@@ -38,6 +38,7 @@ mod simulate;
 mod step;
 #[cfg(test)]
 mod tests;
+pub(crate) mod timing;
 mod tree;
 
 pub use algorithm::Algorithm;

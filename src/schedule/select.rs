@@ -142,7 +142,7 @@ fn sent(op: Op, bytes: u64, layout: Layout, choice: Choice) -> (u64, u64) {
 
 /// Returns the bytes and messages that one rank sends. Counts the segments of one round and of the
 /// rest, so that the time does not grow with `bytes`.
-fn sent_by(rank: Rank, op: Op, algorithm: Algorithm, bytes: u64, world: usize, segment: usize) -> (u64, u64) {
+pub(super) fn sent_by(rank: Rank, op: Op, algorithm: Algorithm, bytes: u64, world: usize, segment: usize) -> (u64, u64) {
     let count = |bytes: u64| sent_in_steps(rank, op, algorithm, bytes, world, segment);
     let Some(round) = bytes_of_a_round(op, algorithm, world, segment) else { return count(bytes) };
     let (rounds, rest) = (bytes / round, count(bytes % round));
@@ -154,7 +154,7 @@ fn sent_by(rank: Rank, op: Op, algorithm: Algorithm, bytes: u64, world: usize, s
 /// Returns the bytes after which the steps of a schedule repeat: every part of the buffer that the
 /// algorithm divides into segments then has one full segment more. `None` if the number of steps
 /// does not depend on the bytes.
-fn bytes_of_a_round(op: Op, algorithm: Algorithm, world: usize, segment: usize) -> Option<u64> {
+pub(super) fn bytes_of_a_round(op: Op, algorithm: Algorithm, world: usize, segment: usize) -> Option<u64> {
     let parts = match (algorithm, op) {
         (Algorithm::Ring | Algorithm::Binomial | Algorithm::Direct, Op::Reduce) => 1,
         (Algorithm::DoubleTree, _) => 2,

@@ -1,5 +1,8 @@
 //! `kolo plan`: prints the choice of algorithm and why the others lose.
 
+mod plots;
+mod simulate;
+
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
@@ -43,6 +46,8 @@ pub(crate) struct Args {
     /// jobs have measured from this machine
     #[arg(long, conflicts_with_all = ["latency", "bandwidth"])]
     measured: bool,
+    #[command(flatten)]
+    simulation: simulate::SimulateArgs,
 }
 
 /// Operations that have a choice of algorithms. An operation with a count for each rank has the
@@ -88,6 +93,10 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
     let mut layout = Layout::even(ranks, if args.no_windows { ranks } else { hosts });
     layout.windows &= !args.no_windows;
     let bytes = if args.op == Op::Barrier { 0 } else { args.bytes };
+    let scenario = args.simulation.scenario(layout, model)?;
+    if let Some(folder) = &args.simulation.plots {
+        return plots::draw(&scenario, folder);
+    }
 
     let found = candidates(args.op, bytes, layout, &model);
     let chosen = match algorithm {
@@ -99,8 +108,14 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
     };
     let Some(winner) = found.get(chosen) else { return Err(format!("{} needs at least two ranks", args.op)) };
 
+    if args.simulation.json {
+        return simulate::print(&args.simulation, args.op, bytes, &found, &scenario);
+    }
     let size = if args.op == Op::Barrier { String::new() } else { format!(" of {}", show_bytes(bytes)) };
     say(&format!("{}{size} among {} on {}", args.op, count(ranks, "rank"), count(hosts, "host")));
+    if args.simulation.simulate {
+        return simulate::print(&args.simulation, args.op, bytes, &found, &scenario);
+    }
     say(&format!("{}{}", winner.choice, if algorithm.is_some() { " (forced)" } else { "" }));
     say(&format!("  predicted time           {}", show_seconds(winner.seconds)));
     say(&format!("  on the wire, per rank    {} in {} messages", show_bytes(winner.sent_per_rank), winner.messages_per_rank));

@@ -1,0 +1,81 @@
+//! Plots of simulated times against the number of ranks.
+
+use std::path::Path;
+
+use kolo::plan::{Candidate, Layout, Scenario, candidates, simulate};
+use kolo::{Algorithm, Op};
+
+use crate::chart::{self, COLOURS, Curve};
+use crate::say;
+use crate::units::{show_bytes, show_seconds};
+
+const SIZES: [u64; 4] = [8, 1 << 20, 64 << 20, 1 << 30];
+
+/// The algorithms that the plots show, each in one colour in all plots.
+const SHOWN: [(Algorithm, &str); 5] = [
+    (Algorithm::Ring, "ring"),
+    (Algorithm::DoubleTree, "double tree"),
+    (Algorithm::HalvingDoubling, "halving-doubling"),
+    (Algorithm::RecursiveDoubling, "recursive doubling"),
+    (Algorithm::Hierarchical, "hierarchy"),
+];
+
+/// Simulates an all-reduce of each size for 2, 4, 8 ranks and so on up to those of the scenario, with
+/// as many ranks on each host. Draws two files to `folder`, and prints the fastest of each as a table.
+pub(super) fn draw(scenario: &Scenario, folder: &Path) -> Result<(), String> {
+    let Layout { ranks: most, hosts, windows, .. } = scenario.layout;
+    let per_host = most / hosts;
+    let worlds: Vec<usize> = std::iter::successors(Some(2), |world| Some(2 * world)).take_while(|&world| world <= most).collect();
+    // Beyond 1,024 ranks the curves are smooth, and simulations take seconds.
+    let is_shown = |world: &usize| world / per_host >= 2 && (*world <= 1024 || world.ilog2().is_multiple_of(2));
+    let worlds: Vec<usize> = worlds.into_iter().filter(is_shown).collect();
+    say(&format!("| ranks | {} |", SIZES.map(show_bytes).join(" | ")));
+    say(&format!("|---|{}", "---|".repeat(SIZES.len())));
+    let mut curves: Vec<Vec<Curve>> = SIZES
+        .iter()
+        .map(|_| SHOWN.iter().zip(COLOURS).map(|((_, name), colour)| (*name, colour, Vec::new())).collect())
+        .collect();
+    for &world in &worlds {
+        let layout = Layout::even(world, world / per_host);
+        let layout = if windows { layout } else { Layout::even(world, world) };
+        let scenario = &{
+            let mut smaller = scenario.clone();
+            (smaller.layout, smaller.racks) = (layout, scenario.racks.min(layout.hosts));
+            smaller.late.retain(|(rank, _)| *rank < world);
+            smaller
+        };
+        let mut row = Vec::new();
+        for (curves, bytes) in curves.iter_mut().zip(SIZES) {
+            let mut best: Option<(f64, &str)> = None;
+            for candidate in candidates(Op::AllReduce, bytes, layout, &scenario.model) {
+                let Some((index, seconds)) = time(&candidate, bytes, scenario) else { continue };
+                curves[index].2.push((world as f64, seconds * 1e6));
+                if best.is_none_or(|(least, _)| seconds < least) {
+                    best = Some((seconds, SHOWN[index].1));
+                }
+            }
+            row.push(best.map_or_else(|| "-".to_owned(), |(seconds, name)| format!("{name}, {}", show_seconds(seconds))));
+        }
+        say(&format!("| {world} | {} |", row.join(" | ")));
+    }
+    std::fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+    let names = SIZES.map(|bytes| format!("{}, time (us)", show_bytes(bytes)));
+    for curves in &mut curves {
+        curves.retain(|(_, _, points)| !points.is_empty());
+    }
+    let panels: Vec<(&str, Vec<Curve>)> = names.iter().map(String::as_str).zip(curves).collect();
+    let axis = chart::Axis { name: "ranks", label: |ranks| format!("{ranks:.0}") };
+    for (panels, which) in panels.chunks(2).zip(["small", "large"]) {
+        let file = folder.join(format!("{which}-{per_host}.svg"));
+        let on = if per_host == 1 { "one rank on each host".to_owned() } else { format!("{per_host} ranks on each host") };
+        chart::draw_over(&axis, &format!("all_reduce, simulated, {on}"), panels, &file)
+            .map_err(|error| format!("cannot draw {}: {error}", file.display()))?;
+    }
+    Ok(())
+}
+
+/// Returns the index of a candidate's curve and its seconds, if it is shown and can be simulated.
+fn time(candidate: &Candidate, bytes: u64, scenario: &Scenario) -> Option<(usize, f64)> {
+    let index = SHOWN.iter().position(|(algorithm, _)| *algorithm == candidate.choice.algorithm)?;
+    simulate(Op::AllReduce, bytes, candidate.choice, scenario).map(|found| (index, found.seconds))
+}

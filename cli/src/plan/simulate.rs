@@ -1,0 +1,143 @@
+//! `kolo plan --simulate`: the time of each algorithm by events, beside its price.
+
+use std::time::Duration;
+
+use clap::Args as ClapArgs;
+use kolo::plan::{Candidate, CostModel, Layout, Scenario, Simulated, simulate};
+use kolo::{Op, Rank};
+use serde_json::json;
+
+use crate::say;
+use crate::units::{bytes, duration, show_bytes, show_seconds};
+
+/// Arguments of a simulation.
+#[derive(ClapArgs)]
+pub(super) struct SimulateArgs {
+    /// Simulate every message, with the contention of shared links, racks and stragglers
+    #[arg(long)]
+    pub(super) simulate: bool,
+    /// Spread the hosts evenly over so many racks, each with an uplink
+    #[arg(long, requires = "simulate", value_parser = clap::value_parser!(u32).range(1..), default_value = "1")]
+    racks: u32,
+    /// How many times the bandwidth of a rack's uplink its hosts have together
+    #[arg(long, requires = "simulate", value_parser = factor, default_value = "1")]
+    oversubscription: f64,
+    /// How much longer a message between racks takes
+    #[arg(long, requires = "simulate", value_parser = duration, default_value = "0s")]
+    rack_latency: Duration,
+    /// A rank that calls later than the others: 3:5ms; can be given several times
+    #[arg(long, requires = "simulate", value_name = "RANK:TIME", value_parser = straggler)]
+    straggler: Vec<(Rank, f64)>,
+    /// Make every rank late at random: the mean of an exponential distribution
+    #[arg(long, requires = "simulate", value_parser = duration, default_value = "0s")]
+    jitter: Duration,
+    /// The seed of the jitter
+    #[arg(long, requires = "simulate", default_value = "0")]
+    seed: u64,
+    /// Bytes that an interface sends at once after a pause, as the bucket of a token bucket filter
+    #[arg(long, requires = "simulate", value_parser = bytes, default_value = "0")]
+    burst: u64,
+    /// All ranks share so many processors, as on a test bed of one machine [default: one for each rank]
+    #[arg(long, requires = "simulate", value_parser = clap::value_parser!(u32).range(1..))]
+    processors: Option<u32>,
+    /// Processor time of a message between hosts, at either end [default: 3us]
+    #[arg(long, requires = "simulate", value_parser = duration)]
+    overhead: Option<Duration>,
+    /// Simulate so many calls that follow each other, and print the mean
+    #[arg(long, requires = "simulate", value_parser = clap::value_parser!(u32).range(1..=10_000), default_value = "1")]
+    calls: u32,
+    /// Write the result as JSON to standard output
+    #[arg(long, requires = "simulate")]
+    pub(super) json: bool,
+    /// Draw times against ranks to this folder, for 2 to RANKS ranks, and print which algorithm wins
+    #[arg(long, requires = "simulate", value_name = "FOLDER")]
+    pub(super) plots: Option<std::path::PathBuf>,
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| (1e-3..=1e6).contains(number));
+    number.ok_or_else(|| "it is a factor from 0.001 to 1000000, such as 4".to_owned())
+}
+
+fn straggler(text: &str) -> Result<(Rank, f64), String> {
+    let parts = text.split_once(':').and_then(|(rank, time)| Some((rank.trim().parse().ok()?, duration(time).ok()?)));
+    let (rank, late) = parts.ok_or_else(|| format!("{text:?} is no rank and time; write 3:5ms"))?;
+    Ok((rank, late.as_secs_f64()))
+}
+
+impl SimulateArgs {
+    pub(super) fn scenario(&self, layout: Layout, mut model: CostModel) -> Result<Scenario, String> {
+        if let Some((rank, _)) = self.straggler.iter().find(|(rank, _)| *rank >= layout.ranks) {
+            return Err(format!("rank {rank} is late, but there are only {} ranks", layout.ranks));
+        }
+        if self.racks as usize > layout.hosts {
+            return Err(format!("{} hosts cannot be in {} racks", layout.hosts, self.racks));
+        }
+        if let Some(overhead) = self.overhead {
+            model.network.overhead = overhead.as_secs_f64();
+        }
+        let mut scenario = Scenario::new(layout, model);
+        scenario.racks = self.racks as usize;
+        scenario.oversubscription = self.oversubscription;
+        scenario.rack_latency = self.rack_latency.as_secs_f64();
+        scenario.late.clone_from(&self.straggler);
+        scenario.jitter = self.jitter.as_secs_f64();
+        scenario.seed = self.seed;
+        scenario.burst = self.burst as f64;
+        scenario.processors = self.processors.map(|number| number as usize);
+        scenario.calls = self.calls as usize;
+        Ok(scenario)
+    }
+}
+
+/// Simulates candidates, and prints those that can be simulated, fastest first.
+pub(super) fn print(args: &SimulateArgs, op: Op, bytes: u64, found: &[Candidate], scenario: &Scenario) -> Result<(), String> {
+    let simulated = found.iter().map(|candidate| (candidate, simulate(op, bytes, candidate.choice, scenario)));
+    let mut rows: Vec<(&Candidate, Option<Simulated>)> = simulated.collect();
+    rows.sort_by(|a, b| {
+        let seconds = |row: &(&Candidate, Option<Simulated>)| row.1.map_or(f64::INFINITY, |found| found.seconds);
+        seconds(a).total_cmp(&seconds(b))
+    });
+    if args.json {
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|(candidate, found)| {
+                json!({
+                    "algorithm": candidate.choice.to_string(),
+                    "priced_s": candidate.seconds,
+                    "simulated_s": found.map(|found| found.seconds),
+                    "busiest_link_bytes": found.map(|found| found.busiest_bytes),
+                    "critical_rank": found.map(|found| found.critical),
+                    "messages": found.map(|found| found.messages),
+                    "method": found.map(|found| found.method.to_string()),
+                })
+            })
+            .collect();
+        let Layout { ranks, hosts, .. } = scenario.layout;
+        let whole = json!({"op": op.name(), "bytes": bytes, "ranks": ranks, "hosts": hosts, "algorithms": rows});
+        say(&serde_json::to_string_pretty(&whole).map_err(|error| error.to_string())?);
+        return Ok(());
+    }
+    say(&format!(
+        "{:<32} {:>10} {:>10} {:>7} {:>13} {:>9} {:>10}  {}",
+        "algorithm", "simulated", "priced", "ratio", "busiest link", "critical", "messages", "how"
+    ));
+    for (candidate, found) in rows {
+        let priced = show_seconds(candidate.seconds);
+        say(&match found {
+            Some(found) => format!(
+                "{:<32} {:>10} {:>10} {:>7.2} {:>13} {:>9} {:>10}  {}",
+                candidate.choice,
+                show_seconds(found.seconds),
+                priced,
+                found.seconds / candidate.seconds,
+                show_bytes(found.busiest_bytes.round() as u64),
+                found.critical,
+                found.messages,
+                found.method
+            ),
+            None => format!("{:<32} {:>10} {priced:>10}", candidate.choice, "-"),
+        });
+    }
+    Ok(())
+}
