@@ -377,7 +377,7 @@ impl<'a> World<'a> {
                 self.work(rank, now, seconds);
                 return;
             }
-            Step::Copy { .. } => return,
+            Step::Copy { .. } | Step::Convert { .. } => return,
             Step::Recv { from, .. } => (from, None, false),
             Step::RecvSend { from, to, .. } => (from, Some(to), false),
             Step::RecvReduce { from, .. } => (from, None, true),
