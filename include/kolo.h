@@ -210,6 +210,12 @@ typedef struct kolo_config_t {
   // The type of the elements of messages between hosts, in sums and averages of 16 KiB of f32 or
   // more: "f32", "bf16" or "f16". All ranks use rank 0's value.
   const char *wire_dtype;
+  // A folder where the lowest rank of each machine writes a file by which `kolo top` finds the
+  // job. Only its user can open the file, which holds the secret of the job.
+  const char *top_dir;
+  // Where this rank serves metrics as Prometheus text: "127.0.0.1:9400", whose port is that of
+  // the first rank of a machine, or "unix:/run/kolo-{rank}.sock".
+  const char *metrics;
 } kolo_config_t;
 
 // A key-value store of the program that all ranks share, for kolo_comm_init_callbacks. A key has

@@ -2,6 +2,7 @@
 //! them.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -137,6 +138,7 @@ pub const VARIABLES: &[&str] = &[
     "KOLO_LOCAL_RANK",
     "KOLO_LOCAL_WORLD_SIZE",
     "KOLO_LOG",
+    "KOLO_METRICS",
     "KOLO_NETWORK_BANDWIDTH",
     "KOLO_NETWORK_LATENCY",
     "KOLO_RANK",
@@ -153,6 +155,7 @@ pub const VARIABLES: &[&str] = &[
     "KOLO_TLS_CA",
     "KOLO_TLS_CERT",
     "KOLO_TLS_KEY",
+    "KOLO_TOP_DIR",
     "KOLO_TORCH_IMPL",
     "KOLO_TRACE_DIR",
     "KOLO_TRACE_SIGNAL",
@@ -189,10 +192,36 @@ pub(crate) struct Settings {
     /// Where the flight recorder writes files, and whether SIGUSR1 makes it write one.
     pub(crate) trace_dir: Option<PathBuf>,
     pub(crate) trace_signal: bool,
+    /// Where a rank writes the file by which `kolo top` finds the job.
+    pub(crate) top_dir: Option<PathBuf>,
+    /// Where a rank serves metrics.
+    pub(crate) metrics: Option<MetricsAddress>,
     /// Where a rank writes which rank its failure names, for `kolo run`.
     pub(crate) failure_file: Option<PathBuf>,
     /// The files for encrypting links in the network, if they are encrypted.
     pub(crate) tls: Option<TlsFiles>,
+}
+
+/// Where ranks serve metrics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum MetricsAddress {
+    /// The first rank of a machine listens at this port, and the others at those that follow.
+    Port(SocketAddr),
+    /// A Unix socket; `{rank}` stands for the rank.
+    Socket(String),
+}
+
+/// What [`MetricsAddress::parse`] parses, for messages.
+pub(crate) const METRICS: &str =
+    "an address and a port, as in 127.0.0.1:9400, or a socket for each rank, as in unix:/run/kolo-{rank}.sock";
+
+impl MetricsAddress {
+    pub(crate) fn parse(text: &str) -> Option<MetricsAddress> {
+        match text.strip_prefix("unix:") {
+            Some(path) => path.contains("{rank}").then(|| MetricsAddress::Socket(path.to_owned())),
+            None => text.parse().ok().map(MetricsAddress::Port),
+        }
+    }
 }
 
 /// The PEM files with which links are encrypted.
@@ -248,6 +277,8 @@ impl Default for Settings {
             insecure: false,
             trace_dir: None,
             trace_signal: false,
+            top_dir: None,
+            metrics: None,
             failure_file: None,
             tls: None,
         }
@@ -281,6 +312,8 @@ impl Settings {
         settings.trace_dir = env("KOLO_TRACE_DIR").map(PathBuf::from);
         settings.failure_file = path_of_environment("KOLO_FAILURE_FILE");
         settings.trace_signal = parse(env, "KOLO_TRACE_SIGNAL", "0 or 1", flag)?.unwrap_or(settings.trace_signal);
+        settings.top_dir = env("KOLO_TOP_DIR").map(PathBuf::from);
+        settings.metrics = parse(env, "KOLO_METRICS", METRICS, MetricsAddress::parse)?;
         settings.interface = ["KOLO_INTERFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"].into_iter().find_map(env);
         settings.tls = tls(env)?;
         Ok(settings)
@@ -476,7 +509,11 @@ pub fn secret_given(setting: &str, text: &str) -> Result<[u8; 32]> {
 }
 
 /// Returns the secret in a file that a setting names.
-pub(crate) fn secret_in(setting: &'static str, path: &Path, deadline: Instant) -> Result<[u8; 32]> {
+///
+/// # Errors
+///
+/// The file holds no secret, cannot be read by the deadline, or may be read by others.
+pub fn secret_in(setting: &'static str, path: &Path, deadline: Instant) -> Result<[u8; 32]> {
     if path.as_os_str().is_empty() {
         return Err(empty(setting, "the path of a file with the secret", "a secret"));
     }
@@ -543,6 +580,8 @@ mod tests {
             ("GLOO_SOCKET_IFNAME", "eth0"),
             ("KOLO_TRACE_DIR", "/tmp/traces"),
             ("KOLO_TRACE_SIGNAL", "yes"),
+            ("KOLO_TOP_DIR", "/run/top"),
+            ("KOLO_METRICS", "unix:/run/kolo-{rank}.sock"),
         ])
         .unwrap();
         assert_eq!(read.shared.algorithm, Some(Algorithm::Ring));
@@ -562,6 +601,8 @@ mod tests {
         assert!((read.shared.model.network.per_byte - 8e-11).abs() < 1e-15);
         assert_eq!(read.interface.as_deref(), Some("eth0"));
         assert_eq!((read.trace_dir.as_deref(), read.trace_signal), (Some("/tmp/traces".as_ref()), true));
+        assert_eq!(read.top_dir.as_deref(), Some("/run/top".as_ref()));
+        assert_eq!(read.metrics, Some(MetricsAddress::Socket("/run/kolo-{rank}.sock".to_owned())));
     }
 
     /// `kolo doctor` takes all others for misspelt.
@@ -598,6 +639,8 @@ mod tests {
             ("KOLO_DEVICE_PATH", "ipc", "staged"),
             ("KOLO_DEVICE_WAITS", "gpu", "kernels"),
             ("KOLO_WIRE_DTYPE", "f64", "bf16"),
+            ("KOLO_METRICS", "9400", "127.0.0.1:9400"),
+            ("KOLO_METRICS", "unix:/run/kolo.sock", "{rank}"),
             ("KOLO_TIMEOUT", "soon", "500ms"),
             ("KOLO_TIMEOUT", "0", "more than 0"),
             ("KOLO_TIMEOUT", "-1", "more than 0"),

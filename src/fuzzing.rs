@@ -3,7 +3,7 @@
 
 use crate::bootstrap::listener::handshake;
 use crate::bootstrap::store::{file, tcp};
-use crate::bootstrap::{announcement, fuzz as bootstrap, key_exchange, listener, peer_table};
+use crate::bootstrap::{announcement, fuzz as bootstrap, key_exchange, listener, observe, peer_table};
 use crate::engine::frame;
 use crate::failure::message;
 use crate::shm::fuzz as flag_lines;
@@ -21,7 +21,7 @@ pub struct Target {
 }
 
 /// All targets of the library. `kolo trace` has one more.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     Target {
         name: "handshake_acceptor",
         feed: handshake_acceptor,
@@ -35,6 +35,7 @@ pub const TARGETS: [Target; 12] = [
     Target { name: "announcement", feed: announcement::fuzz, samples: announcement::samples },
     Target { name: "key_exchange", feed: key_exchange::fuzz, samples: key_exchange::samples },
     Target { name: "peer_info", feed: peer_table::fuzz, samples: peer_table::samples },
+    Target { name: "snapshot", feed: observe::fuzz, samples: observe::samples },
     Target { name: "file_store", feed: file::fuzz, samples: || vec![file::sample()] },
     Target { name: "flag_lines", feed: flag_lines::fuzz, samples: flag_lines::samples },
     Target { name: "tcp_store", feed: tcp::fuzz, samples: || vec![tcp::sample(), [0u8, 0, 0, 0, 2, 0, 0, 0, 7, 7].to_vec()] },

@@ -101,6 +101,8 @@ mod wire;
 
 #[doc(hidden)]
 pub use bootstrap::listener::stranger;
+#[doc(hidden)]
+pub use bootstrap::observer;
 
 pub use bootstrap::store::{Store, TcpStoreServer};
 pub use communicator::{Builder, Communicator, Pooled, Registered, Scope};
@@ -137,7 +139,7 @@ pub mod settings {
     #[doc(hidden)]
     pub use crate::bootstrap::address::address_for;
     #[doc(hidden)]
-    pub use crate::config::{BANDWIDTH, bandwidth, duration, selection_of_environment, variable};
+    pub use crate::config::{BANDWIDTH, bandwidth, duration, secret_in, selection_of_environment, variable};
     pub use crate::config::{VARIABLES, secret_given as parse_secret, secret_of_environment};
 }
 

@@ -310,6 +310,7 @@ fn all_variables_are_in_the_table() {
         "KOLO_TEST_NVRTC",
         "KOLO_TEST_GPU",
         "KOLO_TEST_IS_RANK",
+        "KOLO_WRITE_PICTURE",
         "KOLO_WRITE_PTX",
     ];
     let mut names = BTreeSet::new();

@@ -88,6 +88,12 @@ pub struct kolo_config_t {
     /// The type of the elements of messages between hosts, in sums and averages of 16 KiB of f32 or
     /// more: "f32", "bf16" or "f16". All ranks use rank 0's value.
     pub wire_dtype: *const c_char,
+    /// A folder where the lowest rank of each machine writes a file by which `kolo top` finds the
+    /// job. Only its user can open the file, which holds the secret of the job.
+    pub top_dir: *const c_char,
+    /// Where this rank serves metrics as Prometheus text: "127.0.0.1:9400", whose port is that of
+    /// the first rank of a machine, or "unix:/run/kolo-{rank}.sock".
+    pub metrics: *const c_char,
 }
 
 // SAFETY: the struct begins with its size; numbers may be zero, and texts null.
@@ -204,6 +210,12 @@ unsafe fn texts(mut builder: Builder, config: &kolo_config_t) -> Result<Builder,
         }
         if let Some(folder) = text(config.trace_dir, "config->trace_dir")? {
             builder = builder.trace_dir(folder);
+        }
+        if let Some(folder) = text(config.top_dir, "config->top_dir")? {
+            builder = builder.top_dir(folder);
+        }
+        if let Some(address) = text(config.metrics, "config->metrics")? {
+            builder = builder.metrics(address);
         }
     }
     Ok(builder)

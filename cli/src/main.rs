@@ -10,6 +10,7 @@ mod plan;
 mod random;
 mod run;
 mod soak;
+mod top;
 mod trace;
 mod units;
 
@@ -39,6 +40,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Find the first call mismatch and the late ranks in the files of the flight recorder
     Trace(trace::Args),
+    /// Show what the ranks of a running job do, and which rank the others wait for
+    Top(top::Args),
     /// Compare kolo with other libraries and with the limits of the machine, in interleaved rounds
     Compare(compare::Args),
     /// Run as the process that ends the ranks of a launcher that was killed
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => return doctor::doctor(&args),
         Command::Soak(args) => return soak::soak(&args),
         Command::Trace(args) => trace::trace(&args),
+        Command::Top(args) => top::top(&args),
         Command::Compare(args) => compare::compare(&args),
         Command::Compete(args) => compare::compete(&args),
     };

@@ -8,6 +8,7 @@ use super::endpoint::Endpoint;
 use super::fabric::Fabric;
 use super::host_setup::{Failed, HostConnections, HostSetup};
 use super::network::{LinkSettings, Network};
+use super::observe::Offered;
 use super::peer_info::PeerInfo;
 use super::rendezvous::{self, Membership};
 use super::start::Start;
@@ -47,7 +48,10 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let job_rank = RankOfJob { job: start.identity.job().to_owned(), run, rank: start.rank, members: members.clone() };
     let links = LinkSettings { sockets: settings.sockets, tls };
     let rank = start.rank;
-    let network = Arc::new(Network { _listener: listener, mailbox, board, identity: identity.clone(), peers, rank, links });
+    let offered = Offered::begin(start, &identity, &peers, &board)?;
+    let network =
+        Network { _listener: listener, mailbox, board, identity: identity.clone(), peers, rank, links, _offered: offered };
+    let network = Arc::new(network);
     let recorder = Recorder::new(job_rank, start.settings.trace_dir.clone(), start.settings.failure_file.clone());
     let mut fabric = Fabric::of_network(network.clone(), WORLD, recorder);
 

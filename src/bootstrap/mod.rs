@@ -37,6 +37,8 @@ pub(crate) mod key_exchange;
 pub(crate) mod launcher;
 pub(crate) mod listener;
 mod network;
+pub(crate) mod observe;
+pub mod observer;
 pub(crate) mod peer_info;
 pub(crate) mod peer_table;
 mod rendezvous;

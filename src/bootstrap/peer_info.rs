@@ -68,7 +68,7 @@ impl PeerInfo {
     }
 
     /// Returns the machine and its network namespace, without the declared host; `None` if unknown.
-    fn machine(&self) -> Option<&str> {
+    pub(super) fn machine(&self) -> Option<&str> {
         // The host that the user declared comes last.
         self.machine.rsplit_once(' ').map(|(machine, _)| machine)
     }

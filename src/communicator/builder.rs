@@ -13,8 +13,8 @@ use crate::bootstrap::store::tcp::TcpStore;
 use crate::bootstrap::store::{self, Store, StoreUrl, masked};
 use crate::bootstrap::{self, Connected, Start};
 use crate::config::{
-    self, CopyMode, DevicePath, DeviceWaits, FOREVER, FlagLayout, Settings, SharedSettings, TlsFiles, Transport, WireDType,
-    process_env,
+    self, CopyMode, DevicePath, DeviceWaits, FOREVER, FlagLayout, MetricsAddress, Settings, SharedSettings, TlsFiles, Transport,
+    WireDType, process_env,
 };
 use crate::error::{Error, Result};
 use crate::exec::Core;
@@ -71,6 +71,8 @@ pub struct Builder {
     insecure: Option<bool>,
     trace_dir: Option<PathBuf>,
     trace_signal: Option<bool>,
+    top_dir: Option<PathBuf>,
+    metrics: Option<String>,
     tls: Option<TlsFiles>,
 }
 
@@ -80,7 +82,8 @@ impl fmt::Debug for Builder {
         let Builder { rank, world_size, store, store_object, store_is_served, job, secret, secret_file, .. } = self;
         let Builder { algorithm, transport, copy_mode, flag_layout, reproducible, sockets, model, .. } = self;
         let Builder { devices, device_path, device_waits, wire_dtype, .. } = self;
-        let Builder { timeout, start_timeout, host, interface, insecure, trace_dir, trace_signal, tls, .. } = self;
+        let Builder { timeout, start_timeout, host, interface, insecure, trace_dir, trace_signal, top_dir, metrics, tls, .. } =
+            self;
         f.debug_struct("Builder")
             .field("rank", rank)
             .field("world_size", world_size)
@@ -108,6 +111,8 @@ impl fmt::Debug for Builder {
             .field("insecure", insecure)
             .field("trace_dir", trace_dir)
             .field("trace_signal", trace_signal)
+            .field("top_dir", top_dir)
+            .field("metrics", metrics)
             .field("tls", tls)
             .finish()
     }
@@ -304,6 +309,25 @@ impl Builder {
         self
     }
 
+    /// Sets a folder where the lowest rank of each machine writes a file by which `kolo top` finds
+    /// and enters the job. Only its user can open the file, which holds the secret of the job. The
+    /// rank removes the file when it drops its last communicator. `kolo run` sets such a folder.
+    pub fn top_dir(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.top_dir = Some(folder.into());
+        self
+    }
+
+    /// Sets where this rank serves metrics as Prometheus text, over HTTP: an address and a port as
+    /// in `127.0.0.1:9400`, or a Unix socket as in `unix:/run/kolo-{rank}.sock`. The first rank of a
+    /// machine listens at the port, and each other one at a port that is higher by 1. Every process
+    /// that reaches the address can read the metrics.
+    ///
+    /// A rank of a world of one serves none. If the address cannot be used, connecting fails.
+    pub fn metrics(mut self, address: impl Into<String>) -> Self {
+        self.metrics = Some(address.into());
+        self
+    }
+
     /// Encrypts links between hosts by TLS 1.3. The PEM files hold the certificate of the job's
     /// authority, a certificate that it has signed for the name `kolo`, and the private key of the
     /// latter. Either all ranks have certificates, or none. Peer info and failure reports do not
@@ -396,6 +420,11 @@ impl Builder {
         settings.insecure = self.insecure.unwrap_or(settings.insecure);
         settings.trace_dir = self.trace_dir.clone().or(settings.trace_dir);
         settings.trace_signal = self.trace_signal.unwrap_or(settings.trace_signal);
+        settings.top_dir = self.top_dir.clone().or(settings.top_dir);
+        if let Some(given) = &self.metrics {
+            let address = MetricsAddress::parse(given).ok_or_else(|| Error::setting("metrics", given, config::METRICS))?;
+            settings.metrics = Some(address);
+        }
         settings.tls = self.tls.clone().or(settings.tls);
         trace::prepare(settings.trace_dir.as_ref(), settings.trace_signal, Instant::now() + settings.start_timeout)?;
         Ok(settings)

@@ -146,6 +146,7 @@ impl Core {
                 return Err(Error::Unsupported { what: "sending messages", why: "the world size is 1".to_owned() });
             };
             let mesh = Mesh::new(self.layout.ranks, opener).map_err(Error::os("preparing to wait for peers"))?;
+            let mesh = mesh.listed_in(self.fabric.recording().links.clone());
             let engine = Engine::new(mesh, self.layout.ranks, self.patience.clone());
             let waker = engine.waker();
             self.engine = Some(engine);

@@ -54,6 +54,16 @@ impl StatusBoard {
         }
     }
 
+    /// Returns the communicators of a rank of the job, with their comm ids, in the order of these.
+    pub(crate) fn statuses(&self, member: Rank) -> Vec<(u64, Arc<CommStatus>)> {
+        let posted = self.posted.lock();
+        let own = posted.statuses.iter().filter(|((_, rank), _)| *rank == member);
+        let mut statuses: Vec<_> = own.map(|(&(comm_id, _), status)| (comm_id, status.clone())).collect();
+        drop(posted);
+        statuses.sort_by_key(|(comm_id, _)| *comm_id);
+        statuses
+    }
+
     /// Whether a rank of the job has dropped a communicator.
     pub(crate) fn has_left(&self, comm_id: u64, member: Rank) -> bool {
         self.posted.lock().taken_down.iter().any(|(name, _)| *name == (comm_id, member))

@@ -210,6 +210,12 @@ impl CancelToken {
         self.missed.lock().clone()
     }
 
+    /// As [`CancelToken::waits`], or none if another thread holds the lock.
+    pub(super) fn try_waits(&self) -> Vec<Wait> {
+        let Some(waits) = self.waits.try_lock() else { return Vec::new() };
+        waits.iter().filter(|wait| wait.seen.elapsed() < FRESH).copied().collect()
+    }
+
     /// Returns the operations that wait now.
     pub(crate) fn waits(&self) -> Vec<Wait> {
         self.waits.lock().iter().filter(|wait| wait.seen.elapsed() < FRESH).copied().collect()

@@ -67,6 +67,18 @@ impl CommStatus {
         self.control.lock().clone()
     }
 
+    /// Returns the communicator's ranks as ranks of the job.
+    pub(crate) fn members(&self) -> &[Rank] {
+        &self.members
+    }
+
+    /// Returns the peers for which operations wait, how long, and the operations. Never waits: if
+    /// an operation changes its waits just now, returns none.
+    pub(crate) fn waits_now(&self) -> Vec<(Rank, Duration, Option<Descriptor>)> {
+        let waits = self.cancel.try_waits().into_iter();
+        waits.map(|wait| (wait.named(), wait.since.elapsed(), Descriptor::decode(wait.words))).collect()
+    }
+
     pub(crate) fn world(&self) -> usize {
         self.members.len()
     }

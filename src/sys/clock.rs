@@ -115,6 +115,12 @@ impl Timeline {
         Timeline { last }
     }
 
+    /// Returns the time that this many ticks take.
+    pub(crate) fn span(&self, ticks: u64) -> Duration {
+        let first = FIRST.ticks;
+        self.time(first.saturating_add(ticks)).saturating_sub(FIRST.time)
+    }
+
     /// Returns when the counter had this value, by [`monotonic`].
     pub(crate) fn time(&self, ticks: u64) -> Duration {
         let first = *FIRST;

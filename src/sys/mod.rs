@@ -20,9 +20,11 @@ mod no_lent_file;
 mod process;
 mod processor;
 mod region;
+mod scrape;
 mod secret;
 mod signal;
 mod socket;
+mod socket_watch;
 mod topology;
 mod wait;
 
@@ -70,12 +72,14 @@ pub(crate) use platform::{
 pub(crate) use process::Process;
 pub(crate) use processor::{move_thread, processor};
 pub(crate) use region::{PageSize, Region};
+pub(crate) use scrape::ScrapeListener;
 pub(crate) use secret::read_secret_file;
 pub(crate) use signal::on_user_signal;
 pub(crate) use socket::{
     PARTS, asks_about_listeners, is_resource_shortage, listen, listen_anywhere, own_loopback, receive, resource_shortage, send,
     send_unpaced, shortage_of,
 };
+pub(crate) use socket_watch::SocketWatch;
 pub(crate) use topology::{Domains, Processors, affinity, is_crowded};
 pub(crate) use wait::{Patience, Waiting};
 

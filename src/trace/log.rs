@@ -10,6 +10,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
+use super::totals::Totals;
 use crate::sys::{self, Timeline};
 use crate::types::{Descriptor, Op};
 
@@ -43,6 +44,7 @@ pub(crate) struct OpLog {
     entries: Box<[Entry]>,
     /// The number of operations so far.
     begun: AtomicU64,
+    pub(crate) totals: Totals,
 }
 
 /// The entry of an operation.
@@ -66,7 +68,11 @@ pub(crate) struct Operation {
 
 impl Default for OpLog {
     fn default() -> OpLog {
-        OpLog { entries: std::iter::repeat_with(Entry::default).take(KEPT).collect(), begun: AtomicU64::new(0) }
+        OpLog {
+            entries: std::iter::repeat_with(Entry::default).take(KEPT).collect(),
+            begun: AtomicU64::new(0),
+            totals: Totals::default(),
+        }
     }
 }
 
@@ -88,13 +94,20 @@ impl OpLog {
         entry.end.store(0, Ordering::Relaxed);
         entry.stamp.store(2 * number, Ordering::Release);
         self.begun.store(number, Ordering::Relaxed);
+        self.totals.begin(words[0] as u8, bytes);
         EntryId(number)
     }
 
     /// Records that it has ended.
     #[inline(always)]
     pub(crate) fn end(&self, place: EntryId, succeeded: bool) {
-        self.end_at(place, sys::ticks(), succeeded);
+        let ticks = sys::ticks();
+        self.end_at(place, ticks, succeeded);
+        let entry = self.entry(place.0);
+        if entry.stamp.load(Ordering::Relaxed) == 2 * place.0 {
+            let took = ticks.saturating_sub(entry.start.load(Ordering::Relaxed));
+            self.totals.end(entry.words[0].load(Ordering::Relaxed) as u8, took, succeeded);
+        }
     }
 
     #[inline]
@@ -122,6 +135,24 @@ impl OpLog {
         let begun = self.begun();
         let first = begun.saturating_sub(KEPT as u64) + 1;
         (first..=begun).filter_map(|number| self.read(number, timeline)).collect()
+    }
+
+    /// Returns the operations that run, of the last `most`, in order.
+    pub(crate) fn running(&self, most: u64, timeline: &Timeline) -> Vec<Operation> {
+        let begun = self.begun();
+        let first = begun.saturating_sub(most.min(KEPT as u64)) + 1;
+        let read = (first..=begun).filter_map(|number| self.read(number, timeline));
+        read.filter(|operation| operation.end.is_none()).collect()
+    }
+
+    /// Returns the last operation that has begun.
+    pub(crate) fn last(&self, timeline: &Timeline) -> Option<Operation> {
+        Some(self.begun()).filter(|&begun| begun > 0).and_then(|begun| self.read(begun, timeline))
+    }
+
+    /// Returns the sequence number of the last collective that has begun; 0 if none.
+    pub(crate) fn last_begun(&self) -> u64 {
+        self.lately().next().map_or(0, |(call, _)| call.seq)
     }
 
     /// Returns the call of the collective with this sequence number, if it is still recorded.

@@ -2,15 +2,19 @@
 //!
 //! - [`log`] is the ring buffer of one communicator's last operations.
 //! - [`recorder`] holds the logs of one rank.
-//! - [`statistics`] counts the paths on devices.
+//! - [`statistics`] counts the paths on devices, `totals` the operations, `traffic` the bytes of links.
 //! - [`dump`] writes them to files, which `kolo trace` reads.
 
 mod dump;
 mod log;
 mod recorder;
 mod statistics;
+mod totals;
+mod traffic;
 
-pub(crate) use log::{EntryId, LogEntry, OpLog};
-pub(crate) use recorder::{RankOfJob, Recorder, Recording, path, prepare};
+pub(crate) use log::{EntryId, LogEntry, OpLog, Operation};
+pub(crate) use recorder::{RankOfJob, Recorder, Recording, choice, path, prepare};
 pub(crate) use statistics::PathTaken;
 pub use statistics::{DeviceStats, Stats};
+pub(crate) use totals::OpTotal;
+pub(crate) use traffic::{LinkTable, LinkTotal, Traffic};

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use super::log::OpLog;
 use super::statistics::Counters;
+use super::traffic::LinkTable;
 use crate::error::{Error, Result};
 use crate::schedule::Algorithm;
 use crate::schedule::select::Choice;
@@ -28,6 +29,7 @@ pub(crate) struct Recording {
     pub(super) members: Arc<[Rank]>,
     pub(crate) history: OpLog,
     pub(crate) counters: Counters,
+    pub(crate) links: Arc<LinkTable>,
     /// The error that ended the communicator, and the rank that it names.
     pub(super) failure: OnceLock<(String, Option<Rank>)>,
     recorder: Arc<Recorder>,
@@ -46,6 +48,11 @@ impl Recording {
         }
     }
 
+    /// Returns the error that ended the communicator, and the rank that it names.
+    pub(crate) fn failure(&self) -> Option<&(String, Option<Rank>)> {
+        self.failure.get()
+    }
+
     pub(crate) fn recorder(&self) -> &Arc<Recorder> {
         &self.recorder
     }
@@ -58,7 +65,7 @@ pub(crate) fn path(choice: Option<Choice>) -> u8 {
     choice.map_or(0, |choice| nibble(Some(choice.algorithm)) | nibble(choice.between) << 4)
 }
 
-pub(super) fn choice(path: u8) -> Option<Choice> {
+pub(crate) fn choice(path: u8) -> Option<Choice> {
     let algorithm = |nibble: u8| Algorithm::from_number(nibble.checked_sub(1)?);
     Some(Choice { algorithm: algorithm(path & 15)?, between: algorithm(path >> 4) })
 }
@@ -107,8 +114,8 @@ impl Recorder {
     /// failure.
     pub(crate) fn open(self: &Arc<Self>, comm_id: u64, rank: Rank, members: Arc<[Rank]>) -> Arc<Recording> {
         let (history, failure) = (OpLog::default(), OnceLock::new());
-        let counters = Counters::default();
-        let recording = Arc::new(Recording { comm_id, rank, members, history, counters, failure, recorder: self.clone() });
+        let (counters, links) = (Counters::default(), Arc::default());
+        let recording = Arc::new(Recording { comm_id, rank, members, history, counters, links, failure, recorder: self.clone() });
         let mut recordings = self.recordings.lock();
         recordings.retain(|other| other.strong_count() > 0);
         recordings.push(Arc::downgrade(&recording));

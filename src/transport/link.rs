@@ -1,11 +1,13 @@
 //! The trait of all links.
 
 use std::io;
+use std::sync::Arc;
 
 use mio::{Registry, Token};
 
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
+use crate::trace::Traffic;
 
 /// The multiple of bytes to which every message is padded, so that elements are aligned and never
 /// straddle the end of a buffer.
@@ -89,6 +91,11 @@ pub(crate) trait Link: Send {
     /// Ends [`Link::arm`], after a sleep or without one. `event` says that this link ended the
     /// sleep.
     fn disarm(&mut self, _event: bool) {}
+
+    /// Returns what kind of link this is, and its counters, if it counts.
+    fn traffic(&self) -> Option<(&'static str, Arc<Traffic>)> {
+        None
+    }
 
     /// Registers the link, so that its events end [`Mesh::sleep`](super::Mesh::sleep).
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()>;

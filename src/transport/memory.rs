@@ -121,6 +121,10 @@ impl PeerWaker for Peer {
         self.hub.wake(self.comm_id, self.peer);
     }
 
+    fn kind(&self) -> &'static str {
+        "memory"
+    }
+
     fn drain(&mut self) {}
 
     fn is_gone(&self) -> bool {

@@ -9,6 +9,7 @@ use mio::{Events, Poll, Registry, Token, Waker};
 
 use super::Link;
 use crate::error::Cause;
+use crate::trace::LinkTable;
 use crate::types::Rank;
 
 /// Why there is no link.
@@ -54,6 +55,8 @@ pub(crate) struct Mesh {
     poll: Poll,
     events: Events,
     waker: Arc<Waker>,
+    /// Where the links are listed.
+    table: Arc<LinkTable>,
 }
 
 /// The waker's token. The token of a link is the peer's rank.
@@ -65,7 +68,12 @@ impl Mesh {
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         opener.attach(waker.clone());
         let links = std::iter::repeat_with(|| None).take(world).collect();
-        Ok(Mesh { links, opener, poll, events: Events::with_capacity(64), waker })
+        Ok(Mesh { links, opener, poll, events: Events::with_capacity(64), waker, table: Arc::default() })
+    }
+
+    /// Lists the links in a table when they open.
+    pub(crate) fn listed_in(self, table: Arc<LinkTable>) -> Mesh {
+        Mesh { table, ..self }
     }
 
     /// Returns the waker, which ends a sleep from another thread.
@@ -80,6 +88,9 @@ impl Mesh {
             let (registry, token) = (self.poll.registry(), Token(peer));
             let Some(mut link) = self.opener.open(peer, registry, token)? else { return Ok(None) };
             link.register(registry, token).map_err(NoLink::Own)?;
+            if let Some((kind, traffic)) = link.traffic() {
+                self.table.opened(peer, kind, traffic);
+            }
             *slot = Some(link);
         }
         Ok(slot.as_deref_mut())

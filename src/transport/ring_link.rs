@@ -11,6 +11,7 @@ use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
 use crate::reduce;
 use crate::sys::{self, Process, Region};
+use crate::trace::Traffic;
 use std::sync::atomic::{Ordering, fence};
 
 /// Bytes of a loan that are read before the producer is told. It sees them move within the time for
@@ -21,6 +22,9 @@ const MOST_READ: usize = 256 << 10;
 pub(super) trait PeerWaker: Send {
     /// Wakes the peer.
     fn wake(&mut self);
+
+    /// Says what kind of link this makes.
+    fn kind(&self) -> &'static str;
 
     /// Takes in the wakes of the peer, or its end.
     fn drain(&mut self);
@@ -42,6 +46,7 @@ pub(super) struct RingLink<W: PeerWaker> {
     producer: Producer,
     consumer: Consumer,
     waker: W,
+    traffic: Arc<Traffic>,
 }
 
 impl<W: PeerWaker> RingLink<W> {
@@ -51,7 +56,7 @@ impl<W: PeerWaker> RingLink<W> {
         if waker.process().is_none() {
             producer.never_lend();
         }
-        RingLink { producer, consumer, waker }
+        RingLink { producer, consumer, waker, traffic: Arc::default() }
     }
 
     /// Reads what comes next in the stream, if it is lent. Returns how many bytes.
@@ -100,6 +105,7 @@ impl<W: PeerWaker> Link for RingLink<W> {
         if taken == 0 && self.peer_has_ended() {
             return Err(Cause::Closed);
         }
+        self.traffic.sent(taken);
         Ok(taken)
     }
 
@@ -108,6 +114,7 @@ impl<W: PeerWaker> Link for RingLink<W> {
         if wake {
             self.waker.wake();
         }
+        self.traffic.sent(parts.iter().map(|part| part.len).sum());
         Ok(true)
     }
 
@@ -119,6 +126,7 @@ impl<W: PeerWaker> Link for RingLink<W> {
         if taken == 0 && self.peer_has_ended() {
             return Err(Cause::Closed);
         }
+        self.traffic.sent(taken);
         Ok(Some(taken))
     }
 
@@ -144,6 +152,7 @@ impl<W: PeerWaker> Link for RingLink<W> {
     }
 
     fn consume(&mut self, count: usize) {
+        self.traffic.received(count);
         if self.consumer.consume(count) {
             self.waker.wake();
         }
@@ -157,6 +166,7 @@ impl<W: PeerWaker> Link for RingLink<W> {
             if part.len == 0 {
                 // SAFETY: the caller vouches for `into`.
                 let count = unsafe { self.read_loan(rest)? };
+                self.traffic.received(count);
                 // Not more at once: other messages and the deadline are looked at in between.
                 return Ok(into.len - rest.len + count);
             }
@@ -179,6 +189,10 @@ impl<W: PeerWaker> Link for RingLink<W> {
         if event {
             self.waker.drain();
         }
+    }
+
+    fn traffic(&self) -> Option<(&'static str, Arc<Traffic>)> {
+        Some((self.waker.kind(), self.traffic.clone()))
     }
 
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {

@@ -60,6 +60,10 @@ impl PeerWaker for Socket {
         let _ = (&self.stream).write(&[0]);
     }
 
+    fn kind(&self) -> &'static str {
+        "shm"
+    }
+
     fn drain(&mut self) {
         let mut wakes = [0; 64];
         loop {

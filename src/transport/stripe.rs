@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
@@ -19,7 +20,8 @@ use super::link::{received, sent};
 use super::receive_buffer::{BUFFER, ReceiveBuffer};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
-use crate::sys;
+use crate::sys::{self, SocketWatch};
+use crate::trace::Traffic;
 
 /// The most bytes of one stripe.
 const STRIPE: u64 = 128 << 10;
@@ -45,6 +47,7 @@ pub(super) struct StripedLink {
     beyond: BTreeMap<u64, u64>,
     /// Since when nothing has arrived, while some lanes have ended and others have not.
     ending: Option<Instant>,
+    traffic: Arc<Traffic>,
 }
 
 struct Lane {
@@ -75,6 +78,7 @@ struct Incoming {
 
 impl StripedLink {
     pub(super) fn new(streams: Vec<TcpStream>) -> StripedLink {
+        let traffic = Traffic::of_sockets(streams.iter().map(SocketWatch::new).collect());
         let lane = |stream| Lane { stream, sending: None, receiving: Incoming::default(), closed: false };
         let lanes = streams.into_iter().map(lane).collect();
         StripedLink {
@@ -85,6 +89,7 @@ impl StripedLink {
             complete: 0,
             beyond: BTreeMap::new(),
             ending: None,
+            traffic,
         }
     }
 
@@ -117,6 +122,7 @@ impl StripedLink {
                 }
                 has_moved = true;
                 lane.receiving.next += count as u64;
+                self.traffic.received(count);
                 note(&mut self.beyond, &mut self.complete, next, next + count as u64);
                 if lane.receiving.next == lane.receiving.end {
                     lane.receiving.header_received = 0;
@@ -250,6 +256,7 @@ impl Link for StripedLink {
         let taken = pending.unwrap_or(self.assigned);
         let count = taken - self.taken;
         self.taken = taken;
+        self.traffic.sent(count as usize);
         Ok(count as usize)
     }
 
@@ -281,9 +288,19 @@ impl Link for StripedLink {
         Ok(count)
     }
 
+    fn traffic(&self) -> Option<(&'static str, Arc<Traffic>)> {
+        Some(("tcp", self.traffic.clone()))
+    }
+
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         self.lanes
             .iter_mut()
             .try_for_each(|lane| registry.register(&mut lane.stream, token, Interest::READABLE | Interest::WRITABLE))
+    }
+}
+
+impl Drop for StripedLink {
+    fn drop(&mut self) {
+        self.traffic.close();
     }
 }

@@ -5,6 +5,7 @@
 //! which they are reduced.
 
 use std::io;
+use std::sync::Arc;
 
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
@@ -15,7 +16,8 @@ use super::receive_buffer::{BUFFER, ReceiveBuffer};
 use super::stripe::StripedLink;
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
-use crate::sys;
+use crate::sys::{self, SocketWatch};
+use crate::trace::Traffic;
 
 /// From this many bytes on, a receive that finds the buffer empty bypasses it.
 const DIRECT: usize = 16 << 10;
@@ -23,7 +25,9 @@ const DIRECT: usize = 16 << 10;
 /// Makes the link over one connection, or over several that share the work.
 pub(crate) fn link(mut streams: Vec<TcpStream>) -> Box<dyn Link> {
     if streams.len() == 1 {
-        Box::new(TcpLink { stream: streams.remove(0), arrived: ReceiveBuffer::new() })
+        let stream = streams.remove(0);
+        let traffic = Traffic::of_sockets(vec![SocketWatch::new(&stream)]);
+        Box::new(TcpLink { stream, arrived: ReceiveBuffer::new(), traffic })
     } else {
         Box::new(StripedLink::new(streams))
     }
@@ -61,6 +65,7 @@ const LOCAL_BUFFER: usize = 1 << 20;
 struct TcpLink {
     stream: TcpStream,
     arrived: ReceiveBuffer,
+    traffic: Arc<Traffic>,
 }
 
 impl TcpLink {
@@ -73,6 +78,7 @@ impl TcpLink {
         // SAFETY: the room belongs to the buffer, which is this link's own.
         let count = received(stream.try_io(|| unsafe { sys::receive(stream, parts) }))?;
         self.arrived.filled(count);
+        self.traffic.received(count);
         Ok(())
     }
 }
@@ -80,7 +86,9 @@ impl TcpLink {
 impl Link for TcpLink {
     unsafe fn send(&mut self, parts: &[RawSlice]) -> Result<usize, Cause> {
         // SAFETY: the caller vouches for the parts.
-        sent(self.stream.try_io(|| unsafe { sys::send(&self.stream, parts) }))
+        let count = sent(self.stream.try_io(|| unsafe { sys::send(&self.stream, parts) }))?;
+        self.traffic.sent(count);
+        Ok(count)
     }
 
     fn peek(&mut self, want: usize) -> Result<RawSlice, Cause> {
@@ -99,6 +107,7 @@ impl Link for TcpLink {
             // SAFETY: the caller vouches for `into`.
             let count = received(self.stream.try_io(|| unsafe { sys::receive(&self.stream, &[into]) }))?;
             self.arrived.passed(count);
+            self.traffic.received(count);
             return Ok(count);
         }
         if self.arrived.len() == 0 {
@@ -107,7 +116,17 @@ impl Link for TcpLink {
         Ok(self.arrived.take(into))
     }
 
+    fn traffic(&self) -> Option<(&'static str, Arc<Traffic>)> {
+        Some(("tcp", self.traffic.clone()))
+    }
+
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         registry.register(&mut self.stream, token, Interest::READABLE | Interest::WRITABLE)
+    }
+}
+
+impl Drop for TcpLink {
+    fn drop(&mut self) {
+        self.traffic.close();
     }
 }

@@ -28,6 +28,8 @@ use super::receive_buffer::{BUFFER, ReceiveBuffer};
 use super::{Link, cause_of};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::{Cause, Error, Result};
+use crate::sys::SocketWatch;
+use crate::trace::Traffic;
 use crate::types::Rank;
 
 /// The name in the certificates.
@@ -108,7 +110,8 @@ impl Tls {
             End::Acceptor => ServerConnection::new(self.server.clone()).map_err(failed)?.into(),
         };
         session.set_buffer_limit(Some(2 * AHEAD));
-        Ok(Box::new(TlsLink { stream, session, between, arrived: ReceiveBuffer::new(), clear: Vec::new(), taken: 0 }))
+        let traffic = Traffic::of_sockets(vec![SocketWatch::new(&stream)]);
+        Ok(Box::new(TlsLink { stream, session, between, arrived: ReceiveBuffer::new(), clear: Vec::new(), taken: 0, traffic }))
     }
 }
 
@@ -175,6 +178,7 @@ struct TlsLink {
     /// [`Link::send`] keeps calling only for bytes that were not taken, so they count as taken only
     /// when all of them have been sent.
     taken: usize,
+    traffic: Arc<Traffic>,
 }
 
 impl TlsLink {
@@ -263,7 +267,9 @@ impl Link for TlsLink {
                 }
             }
         }
-        Ok(if self.flush()? { std::mem::take(&mut self.taken) } else { 0 })
+        let count = if self.flush()? { std::mem::take(&mut self.taken) } else { 0 };
+        self.traffic.sent(count);
+        Ok(count)
     }
 
     fn has_begun(&self) -> bool {
@@ -281,6 +287,7 @@ impl Link for TlsLink {
                 break;
             }
             self.arrived.filled(count);
+            self.traffic.received(count);
         }
         Ok(self.arrived.front(want))
     }
@@ -294,6 +301,10 @@ impl Link for TlsLink {
         Ok(self.arrived.take(into))
     }
 
+    fn traffic(&self) -> Option<(&'static str, Arc<Traffic>)> {
+        Some(("tls", self.traffic.clone()))
+    }
+
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         registry.register(&mut self.stream, token, Interest::READABLE | Interest::WRITABLE)
     }
@@ -305,5 +316,6 @@ impl Drop for TlsLink {
             self.session.send_close_notify();
             let _ = self.flush();
         }
+        self.traffic.close();
     }
 }

@@ -13,7 +13,7 @@ use std::time::SystemTime;
 use super::process;
 
 /// The folder with the file of each rank. It is removed when it is dropped.
-pub(super) struct FailureFolder(PathBuf);
+pub(crate) struct FailureFolder(PathBuf);
 
 /// Which other rank the last failure of a rank names, by the rank that failed.
 pub(super) type Names = HashMap<usize, Name>;
@@ -50,11 +50,11 @@ impl Entry {
 impl FailureFolder {
     /// Returns the folder that a launcher has made for a job.
     pub(super) fn of(job: &str) -> io::Result<FailureFolder> {
-        FailureFolder::path(job).map(FailureFolder)
+        FailureFolder::path_of(job).map(FailureFolder)
     }
 
     /// Returns an absolute path, because ranks may change their working directory.
-    fn path(job: &str) -> io::Result<PathBuf> {
+    fn path_of(job: &str) -> io::Result<PathBuf> {
         let given = std::env::temp_dir();
         // An empty TMPDIR counts as not set.
         let folder = if given.as_os_str().is_empty() { Path::new("/tmp") } else { &given };
@@ -63,12 +63,32 @@ impl FailureFolder {
 
     /// Makes the folder. Without it, the rank that ends first counts as the cause of a failure.
     pub(super) fn new(job: &str) -> Option<FailureFolder> {
-        let made = FailureFolder::path(job).and_then(|path| process::make_private_folder(&path).map(|()| path));
+        let made = FailureFolder::path_of(job).and_then(|path| process::make_private_folder(&path).map(|()| path));
         if let Err(error) = &made {
             let folder = std::env::temp_dir();
             tracing::info!(%error, folder = %folder.display(), "ranks cannot report which rank their failures name");
         }
         made.ok().map(FailureFolder)
+    }
+
+    /// Returns the folders of the jobs that run on this machine, as far as this user can see them.
+    pub(crate) fn of_all_jobs() -> io::Result<Vec<PathBuf>> {
+        let sample = FailureFolder::path_of("")?;
+        let (Some(parent), Some(prefix)) = (sample.parent(), sample.file_name()) else { return Ok(Vec::new()) };
+        let mut folders = Vec::new();
+        for entry in std::fs::read_dir(parent)? {
+            let path = entry?.path();
+            let is_of_job = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(prefix.as_encoded_bytes()));
+            if is_of_job && path.is_dir() {
+                folders.push(path);
+            }
+        }
+        folders.sort();
+        Ok(folders)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
     }
 
     /// Returns the file of a rank.

@@ -43,6 +43,10 @@ impl LocalRanks {
             Some(folder) => command.env("KOLO_FAILURE_FILE", folder.file(rank)),
             None => command.env_remove("KOLO_FAILURE_FILE"),
         };
+        // `kolo top` looks there, unless the user has chosen another folder.
+        if let (Some(folder), None) = (&self.failures, std::env::var_os("KOLO_TOP_DIR").filter(|folder| !folder.is_empty())) {
+            command.env("KOLO_TOP_DIR", folder.path());
+        }
         prepare(command);
         let (rank_of_errors, runs) = io::pipe()?;
         let rank_of_output = rank_of_errors.try_clone()?;

@@ -29,6 +29,7 @@ use program::{Job, Program, has_input};
 use supervise::{Failure, Supervisor, drain};
 
 pub(crate) use arguments::Args;
+pub(crate) use failures::FailureFolder;
 pub(crate) use guard::{Args as GuardArgs, guard};
 pub(crate) use remote::agent::agent;
 

@@ -246,10 +246,12 @@ enum ConnectionState {
     ShakingHands(Acceptor),
     /// The peer has completed the handshake and sends a query, of which these bytes have come.
     Asking(Hello, Vec<u8>),
+    /// The reply is being sent, and this many bytes of it have been.
+    Replying(Vec<u8>, usize),
 }
 
 impl Connection {
-    /// Sends a reply; false if it does not fit. Replies are smaller than the buffer of a fresh
+    /// Sends a message of the handshake; false if it does not fit. They are smaller than the buffer of a fresh
     /// socket: one that does not fit goes to a stranger.
     fn send(&mut self, reply: &[u8]) -> bool {
         self.stream.write(reply).ok() == Some(reply.len())
@@ -259,7 +261,7 @@ impl Connection {
     fn is_member(&self) -> bool {
         match &self.state {
             ConnectionState::ShakingHands(acceptor) => acceptor.challenged().is_some(),
-            ConnectionState::Asking(..) => true,
+            ConnectionState::Asking(..) | ConnectionState::Replying(..) => true,
         }
     }
 
@@ -269,7 +271,22 @@ impl Connection {
         match &self.state {
             ConnectionState::ShakingHands(acceptor) => Some(acceptor.wanted()),
             ConnectionState::Asking(_, received) => query::missing(received).map(|missing| missing.min(LONGEST)),
+            ConnectionState::Replying(..) => None,
         }
+    }
+
+    /// Sends what the socket takes of a reply; returns whether bytes are left.
+    fn reply(&mut self) -> bool {
+        let ConnectionState::Replying(reply, sent) = &mut self.state else { return false };
+        while *sent < reply.len() {
+            match self.stream.write(&reply[*sent..]) {
+                Ok(0) => return false,
+                Ok(count) => *sent += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+            }
+        }
+        false
     }
 }
 
@@ -424,6 +441,9 @@ impl<H: Handler> Server<H> {
 
     fn advance(&mut self, number: usize) -> Served {
         let Some(connection) = self.connections.get_mut(&number) else { return Served::Keep };
+        if let ConnectionState::Replying(..) = connection.state {
+            return if connection.reply() { Served::Keep } else { Served::Drop };
+        }
         loop {
             let mut bytes = [0; LONGEST];
             let Some(wanted) = connection.wanted() else { return Served::Drop };
@@ -440,11 +460,19 @@ impl<H: Handler> Server<H> {
                     received.extend_from_slice(&bytes[..count]);
                     if query::missing(received) == Some(0) {
                         let reply = self.handler.answer(hello, query::message(received));
-                        connection.send(&query::prefixed(&reply));
-                        return Served::Drop;
+                        connection.state = ConnectionState::Replying(query::prefixed(&reply), 0);
+                        if !connection.reply() {
+                            return Served::Drop;
+                        }
+                        // A long reply goes on when the peer has read some of it, until the deadline.
+                        let (source, token) = (connection.stream.source(), Token(number));
+                        let is_watched = self.poll.registry().reregister(source, token, Interest::WRITABLE).is_ok();
+                        return if is_watched { Served::Keep } else { Served::Drop };
                     }
                     ControlFlow::Continue(())
                 }
+                // Nothing is read any more.
+                ConnectionState::Replying(..) => return Served::Drop,
             };
             if let ControlFlow::Break(served) = next {
                 return served;
@@ -476,7 +504,7 @@ fn shake_hands(connection: &mut Connection, identity: &Identity, nonces: &mut Re
             tracing::debug!(?refusal, "refused a connection");
             ControlFlow::Break(Served::Drop)
         }
-        Some(Ok(hello)) if hello.purpose == Purpose::Query => {
+        Some(Ok(hello)) if matches!(hello.purpose, Purpose::Query | Purpose::Observe) => {
             connection.state = ConnectionState::Asking(hello, Vec::new());
             connection.deadline = Instant::now() + PATIENCE;
             ControlFlow::Continue(())

@@ -28,7 +28,7 @@ use crate::bootstrap::identity::{Identity, Key, MAC, Medium, random};
 use crate::types::Rank;
 
 /// Changes with every change of what goes over sockets or through shared memory.
-pub(crate) const VERSION: u16 = 10 + cfg!(kolo_next_version) as u16;
+pub(crate) const VERSION: u16 = 11 + cfg!(kolo_next_version) as u16;
 
 const MAGIC: [u8; 4] = *b"kolo";
 pub(super) const NONCE: usize = 16;
@@ -60,10 +60,12 @@ pub(crate) enum Purpose {
     Query = 6,
     /// A rank maps a region of memory that the listener's rank lends.
     Region = 7,
+    /// A process that is no rank, such as `kolo top`, asks what the listener's rank does.
+    Observe = 8,
 }
 
 impl Purpose {
-    pub(super) const ALL: [Purpose; 7] = [
+    pub(super) const ALL: [Purpose; 8] = [
         Purpose::Link,
         Purpose::HostGroup,
         Purpose::NoHostGroup,
@@ -71,6 +73,7 @@ impl Purpose {
         Purpose::Probe,
         Purpose::Query,
         Purpose::Region,
+        Purpose::Observe,
     ];
 }
 

@@ -130,6 +130,39 @@ fn queries_of_members_are_answered() {
     assert!(matches!(ask(&stranger, b"?"), Err(DialError::Refused(Refusal::Secret))));
 }
 
+/// A reply that is longer than what a socket takes at once.
+struct Long;
+
+const LONG: usize = (1 << 20) - 1;
+
+impl Handler for Long {
+    fn admit(&mut self, _: Hello, _: Stream) {
+        panic!("no connection is for the handler");
+    }
+
+    fn answer(&mut self, hello: &Hello, _: &[u8]) -> Vec<u8> {
+        assert_eq!(hello.purpose, Purpose::Observe);
+        (0..LONG).map(|i| (i % 251) as u8).collect()
+    }
+}
+
+#[test]
+fn a_long_reply_arrives_whole_at_a_peer_that_reads_late() {
+    let identity = Identity::new("job", Some([7; 32]));
+    let listener = StdListener::bind("127.0.0.1:0").unwrap();
+    let listener = Listener::open(Some(listener), None, identity.clone(), Long).unwrap();
+    let address = listener.address().unwrap();
+    let observe = Hello::new(Purpose::Observe, 0, u32::MAX as usize, 0);
+    let reply = query(address, &identity, &observe, b"?", soon()).unwrap();
+    assert!(reply.len() == LONG && reply.iter().enumerate().all(|(i, &byte)| byte == (i % 251) as u8));
+    // A peer that reads nothing does not keep others waiting.
+    let deadline = soon();
+    let silent = Initiator::new(&identity, Medium::Network, &observe);
+    let mut stream = StdStream::connect(address).unwrap();
+    stream.write_all(silent.hello()).unwrap();
+    assert_eq!(query(address, &identity, &observe, b"?", deadline).unwrap().len(), LONG);
+}
+
 /// More members than there may be strangers shake hands at once.
 #[test]
 fn all_members_are_admitted_at_once() {

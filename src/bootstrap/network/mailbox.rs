@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use super::lent::LentRegions;
 use crate::bootstrap::listener::handshake::{Hello, Purpose};
 use crate::bootstrap::listener::{Handler, Stream};
+use crate::bootstrap::observe;
 use crate::error::Cause;
 use crate::failure::{Query, Reply, StatusBoard};
 use crate::transport::NoLink;
@@ -164,6 +165,9 @@ impl Handler for Dispatcher {
     }
 
     fn answer(&mut self, hello: &Hello, query: &[u8]) -> Vec<u8> {
+        if hello.purpose == Purpose::Observe {
+            return if hello.to as usize == self.rank { observe::answer(&self.board, self.rank, query) } else { Vec::new() };
+        }
         let reply = match Query::decode(query).filter(|_| self.is_for_this_rank(hello)) {
             Some(query) => self.board.answer(hello.comm_id, hello.from as usize, self.rank, query),
             None => Reply::Unknown,

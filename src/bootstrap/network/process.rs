@@ -12,6 +12,7 @@ use super::mailbox::{CHECK_INTERVAL, Mailbox};
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::listener::handshake::{Hello, Purpose, Refusal};
 use crate::bootstrap::listener::{Connector, DialError, Listener, Stream, Target};
+use crate::bootstrap::observe::Offered;
 use crate::bootstrap::peer_info::PeerInfo;
 use crate::error::Cause;
 use crate::failure::StatusBoard;
@@ -32,6 +33,8 @@ pub(crate) struct Network {
     /// This rank in the job.
     pub(crate) rank: Rank,
     pub(crate) links: LinkSettings,
+    /// What this process offers to those that watch the job; kept until the network is dropped.
+    pub(crate) _offered: Offered,
 }
 
 /// What links in the network are made of.

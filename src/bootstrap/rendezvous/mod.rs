@@ -6,12 +6,14 @@
 //! | `collect` | rank 0: announces the run, collects the peer infos, publishes the table |
 //! | `join` | the other ranks: find the run, learn its secret, wait for the table |
 //! | `hosts` | exchanges which ranks share a host |
+//! | `observe` | reads the table for a process that is no rank |
 //! | `store_keys`, `timing` | the keys in the store, and how long to wait for a value |
 
 mod collect;
 mod hosts;
 mod join;
 mod membership;
+mod observe;
 mod store_keys;
 #[cfg(test)]
 mod tests;
@@ -19,3 +21,4 @@ mod timing;
 
 pub(super) use hosts::exchange_hosts;
 pub(super) use membership::{Membership, gather_members};
+pub(super) use observe::read_members;

@@ -76,6 +76,8 @@ class Config(ctypes.Structure):
         ("flag_layout", c_char_p),
         ("device_waits", c_char_p),
         ("wire_dtype", c_char_p),
+        ("top_dir", c_char_p),
+        ("metrics", c_char_p),
     ]
 
 

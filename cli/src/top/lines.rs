@@ -1,0 +1,288 @@
+//! The view as lines of text. A piece of a line may stand out.
+
+use std::collections::BTreeMap;
+
+use super::view::{Comm, Doing, Link, Rank, View, WaitedFor};
+use crate::units::{count, show_bytes, show_ranks, show_seconds};
+
+/// How a piece of a line stands out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Style {
+    Plain,
+    /// A heading.
+    Heading,
+    /// Less important than the rest.
+    Faint,
+    /// All is well.
+    Good,
+    /// A rank waits.
+    Waits,
+    /// A rank keeps others waiting, or has failed.
+    Bad,
+}
+
+/// A line, in pieces.
+pub(super) type Line = Vec<(Style, String)>;
+
+/// The most links that are shown, the busiest ones.
+const MOST_LINKS: usize = 16;
+
+/// Returns the lines as text alone.
+pub(super) fn plain(view: &View) -> Vec<String> {
+    let text = |line: Line| line.into_iter().map(|(_, text)| text).collect::<String>();
+    lines(view).into_iter().map(|line| text(line).trim_end().to_owned()).collect()
+}
+
+/// Returns what is shown.
+pub(super) fn lines(view: &View) -> Vec<Line> {
+    let mut hosts: BTreeMap<&str, Vec<&Rank>> = BTreeMap::new();
+    view.ranks.iter().for_each(|rank| hosts.entry(&rank.host).or_default().push(rank));
+    let size = format!("{} on {}", count(view.world_size, "rank"), count(hosts.len(), "host"));
+    let mut lines = vec![vec![
+        (Style::Heading, format!("job {}", view.job)),
+        (Style::Plain, format!("   {size}")),
+        (Style::Faint, format!("   run {}", view.run)),
+    ]];
+    lines.push(Vec::new());
+    verdict(view, &mut lines);
+    let titles = ["rank", "pid", "state", "operation", "since", "op/s", "byte/s", "waits for"];
+    lines.push(Vec::new());
+    lines.push(vec![(Style::Faint, columns(&titles, &RANKS))]);
+    let mut groups: Vec<_> = hosts.into_values().collect();
+    groups.sort_by_key(|ranks| ranks[0].rank);
+    for ranks in groups {
+        host(view, &ranks, &mut lines);
+    }
+    links(view, &mut lines);
+    failures(view, &mut lines);
+    lines
+}
+
+/// Says which ranks keep others waiting.
+fn verdict(view: &View, lines: &mut Vec<Line>) {
+    for waited in &view.waited_for {
+        let WaitedFor { rank, host, pid, by, op, seq, for_s, why, .. } = waited;
+        lines.push(vec![
+            (Style::Bad, format!("rank {rank} is waited for")),
+            (Style::Plain, format!(" ({host}, pid {pid}) by {} for {for_s:.1} s, in {op} #{seq}", show_ranks(by))),
+        ]);
+        lines.push(vec![(Style::Bad, format!("  {why}"))]);
+    }
+    if view.waited_for.is_empty() {
+        let text = match () {
+            () if view.has_ended() => (Style::Plain, "the job has ended"),
+            () if view.ranks.iter().any(|rank| rank.state == Doing::Waiting) => {
+                (Style::Waits, "ranks wait for each other in a circle: see below")
+            }
+            () => (Style::Good, "no rank is waited for"),
+        };
+        lines.push(vec![(text.0, text.1.to_owned())]);
+    }
+}
+
+/// The widths of the columns of ranks, all but the last.
+const RANKS: [usize; 7] = [6, 9, 9, 34, 9, 10, 12];
+
+fn columns(cells: &[&str], widths: &[usize]) -> String {
+    let mut line = String::new();
+    for (at, cell) in cells.iter().enumerate() {
+        match widths.get(at) {
+            // The numbers are on the right, and texts on the left.
+            Some(width) if at != 2 && at != 3 => line += &format!("{cell:>width$}"),
+            Some(width) => line += &format!("  {:<width$}", shortened(cell, *width)),
+            None => line += &format!("  {cell}"),
+        }
+    }
+    line
+}
+
+fn shortened(text: &str, width: usize) -> String {
+    match text.char_indices().nth(width) {
+        Some(_) => text.chars().take(width - 1).chain(['…']).collect(),
+        None => text.to_owned(),
+    }
+}
+
+fn host(view: &View, ranks: &[&Rank], lines: &mut Vec<Line>) {
+    lines.push(vec![(Style::Heading, ranks[0].host.clone())]);
+    for rank in ranks {
+        let is_waited_for = view.waited_for.iter().any(|waited| waited.rank == rank.rank);
+        let style = match rank.state {
+            Doing::Stopped | Doing::Mute | Doing::Refused => Style::Bad,
+            _ if is_waited_for => Style::Bad,
+            Doing::Waiting => Style::Waits,
+            Doing::Gone | Doing::Unknown => Style::Faint,
+            Doing::Running | Doing::Idle => Style::Plain,
+        };
+        let (operation, since) = operation_of(rank);
+        let sum = |rate: fn(&Comm) -> Option<f64>| {
+            let rates: Option<Vec<f64>> = rank.communicators.iter().map(rate).collect();
+            rates.filter(|rates| !rates.is_empty()).map(|rates| rates.iter().sum::<f64>())
+        };
+        let is_silent = rank.silence.is_some();
+        let shown = |text: Option<String>| text.filter(|_| !is_silent).unwrap_or_else(|| "-".to_owned());
+        let cells = [
+            &rank.rank.to_string(),
+            &rank.pid.to_string(),
+            state_of(rank.state),
+            &operation,
+            &since,
+            &shown(sum(|comm| comm.operations_per_s).map(|rate| format!("{rate:.0}"))),
+            &shown(sum(|comm| comm.bytes_per_s).map(|rate| show_bytes(rate as u64))),
+            &if rank.waits_for.is_empty() { String::new() } else { show_ranks(&rank.waits_for) },
+        ];
+        lines.push(vec![(style, columns(&cells.map(|cell: &str| cell), &RANKS))]);
+    }
+}
+
+fn state_of(state: Doing) -> &'static str {
+    match state {
+        Doing::Running => "running",
+        Doing::Waiting => "waiting",
+        Doing::Idle => "idle",
+        Doing::Stopped => "stopped",
+        Doing::Mute => "no answer",
+        Doing::Gone => "gone",
+        Doing::Refused => "refuses",
+        Doing::Unknown => "",
+    }
+}
+
+/// Returns what a rank does, and since when.
+fn operation_of(rank: &Rank) -> (String, String) {
+    let since = |seconds: f64| if seconds < 0.1 { show_seconds(seconds) } else { format!("{seconds:.1} s") };
+    if let Some(silent) = rank.silent_s {
+        return ("(no news)".to_owned(), since(silent));
+    }
+    let on = |comm: &Comm| match comm.comm.as_str() {
+        "0" => String::new(),
+        name => format!(" on {}", name.get(..6).unwrap_or(name)),
+    };
+    let running = rank.communicators.iter().flat_map(|comm| comm.running.iter().map(move |running| (comm, running)));
+    if let Some((comm, running)) = running.max_by(|(_, one), (_, other)| one.age_s.total_cmp(&other.age_s)) {
+        let size = if running.bytes > 0 { format!(" {} {}", running.dtype, show_bytes(running.bytes)) } else { String::new() };
+        return (format!("{} #{}{size}{}", running.op, running.seq, on(comm)), since(running.age_s));
+    }
+    let last = rank.communicators.iter().filter_map(|comm| Some((comm, comm.idle_s?)));
+    match last.min_by(|(_, one), (_, other)| one.total_cmp(other)) {
+        Some((comm, idle)) => (format!("(after #{}{})", comm.begun, on(comm)), since(idle)),
+        None => (String::new(), String::new()),
+    }
+}
+
+/// The widths of the columns of links, all but the last.
+const LINKS: [usize; 6] = [6, 6, 6, 14, 14, 12];
+
+fn links(view: &View, lines: &mut Vec<Line>) {
+    let of_rank = |rank: &Rank| -> Vec<(usize, usize)> { (0..rank.links.len()).map(|at| (rank.rank, at)).collect() };
+    let mut order: Vec<(usize, usize)> = view.ranks.iter().flat_map(of_rank).collect();
+    if order.is_empty() {
+        let silent = view.ranks.iter().all(|rank| rank.communicators.is_empty());
+        if !silent {
+            lines.push(Vec::new());
+            lines.push(vec![(Style::Faint, "no links: all data goes through shared memory".to_owned())]);
+        }
+        return;
+    }
+    let link = |&(rank, at): &(usize, usize)| -> &Link { &view.ranks[rank].links[at] };
+    let total = order.len();
+    order.sort_by(|one, other| {
+        let rate = |at| link(at).sent_per_s.unwrap_or_default();
+        rate(other).total_cmp(&rate(one))
+    });
+    order.truncate(MOST_LINKS);
+    order.sort_unstable();
+    lines.push(Vec::new());
+    lines.push(vec![(Style::Heading, "links".to_owned())]);
+    let titles = ["from", "to", "kind", "sent/s", "received/s", "round trip", "retransmits"];
+    lines.push(vec![(Style::Faint, link_columns(&titles))]);
+    for at in &order {
+        let Link { peer, kind, sent_per_s, received_per_s, retransmits, round_trip_s, .. } = link(at);
+        let rate = |rate: &Option<f64>| rate.map_or("-".to_owned(), |rate| show_bytes(rate as u64));
+        let cells = [
+            &*at.0.to_string(),
+            &*peer.to_string(),
+            &**kind,
+            &*rate(sent_per_s),
+            &*rate(received_per_s),
+            &*round_trip_s.map_or("-".to_owned(), show_seconds),
+            &*retransmits.map_or("-".to_owned(), |count| count.to_string()),
+        ];
+        lines.push(vec![(Style::Plain, link_columns(&cells))]);
+    }
+    if total > order.len() {
+        lines.push(vec![(Style::Faint, format!("  and {} that sent less", count(total - order.len(), "link")))]);
+    }
+}
+
+fn link_columns(cells: &[&str]) -> String {
+    cells.iter().enumerate().map(|(at, cell)| format!("{cell:>width$}", width = LINKS.get(at).copied().unwrap_or(13))).collect()
+}
+
+fn failures(view: &View, lines: &mut Vec<Line>) {
+    if view.failures.is_empty() {
+        return;
+    }
+    lines.push(Vec::new());
+    lines.push(vec![(Style::Heading, "failures".to_owned())]);
+    // Ranks that report the same share a line.
+    let mut by_message: Vec<(&str, Vec<usize>)> = Vec::new();
+    for failure in &view.failures {
+        match by_message.iter_mut().find(|(message, _)| *message == failure.message) {
+            Some((_, ranks)) => ranks.push(failure.rank),
+            None => by_message.push((&failure.message, vec![failure.rank])),
+        }
+    }
+    for (message, ranks) in by_message {
+        lines.push(vec![(Style::Plain, format!("  {}: ", show_ranks(&ranks))), (Style::Bad, message.to_owned())]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use kolo::observer::{Communicator, Failure, Silence};
+
+    use super::super::sample::{all_reduce, comm, link, snapshot, state, totals};
+    use super::*;
+
+    #[test]
+    fn a_stopped_rank_stands_out() {
+        let mut state = state(4);
+        let now = Instant::now();
+        let age = Duration::from_secs(3);
+        for rank in 0..4 {
+            let running = vec![all_reduce(7, age)];
+            let links = vec![link((rank + 1) % 4, "tcp", 1 << 20, 2)];
+            state.hear(
+                rank,
+                now,
+                Ok(snapshot(rank, vec![Communicator { totals: totals(7), links, ..comm(rank, 4, 7, running) }])),
+            );
+        }
+        state.hear(2, now, Err(Silence::Stopped));
+        let view = View::new(&state, now + Duration::from_secs(1));
+        let bad: Vec<String> =
+            lines(&view).into_iter().flatten().filter(|(style, _)| *style == Style::Bad).map(|(_, text)| text).collect();
+        assert_eq!(bad[0], "rank 2 is waited for");
+        assert_eq!(bad[1].trim(), "its process is stopped");
+        assert!(bad[2].contains("4102") && bad[2].contains("stopped") && bad[2].contains("1.0 s"), "{bad:?}");
+        let text = plain(&view).join("\n");
+        assert!(text.contains("by ranks 0, 1, 3 for 3.0 s, in all_reduce #7"), "{text}");
+        assert!(text.contains("all_reduce #7 float32 25 MiB") || text.contains("all_reduce #7 f32 25 MiB"), "{text}");
+        let row = text.lines().find(|line| line.contains("tcp")).unwrap();
+        assert_eq!(row.split_whitespace().collect::<Vec<_>>(), ["0", "1", "tcp", "-", "-", "180.0", "us", "2"]);
+    }
+
+    #[test]
+    fn ranks_with_one_failure_share_its_line() {
+        let mut state = state(3);
+        for rank in [0, 2] {
+            let failure = Some(Failure { message: "rank 1 (node0, pid 4101) died".to_owned(), rank: Some(1) });
+            state.hear(rank, Instant::now(), Ok(snapshot(rank, vec![Communicator { failure, ..comm(rank, 3, 7, vec![]) }])));
+        }
+        let text = plain(&View::new(&state, Instant::now())).join("\n");
+        assert!(text.contains("ranks 0, 2: rank 1 (node0, pid 4101) died"), "{text}");
+    }
+}

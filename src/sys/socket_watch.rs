@@ -1,0 +1,80 @@
+//! What the system knows about a TCP connection that another thread uses.
+
+#[cfg(all(target_os = "linux", not(miri)))]
+use std::os::fd::AsRawFd;
+
+use mio::net::TcpStream;
+
+/// A TCP connection, to ask the system about it. It does not keep the connection open.
+#[derive(Debug)]
+pub(crate) struct SocketWatch {
+    #[cfg(all(target_os = "linux", not(miri)))]
+    descriptor: i32,
+}
+
+/// What the system says about a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SocketInfo {
+    /// Segments that were sent again.
+    pub(crate) retransmits: u64,
+    /// The round trip, in microseconds, smoothed.
+    pub(crate) round_trip: u64,
+}
+
+impl SocketWatch {
+    /// Watches a connection. Drop the watch before the connection: the system may give the
+    /// descriptor to another file, about which the watch would then ask.
+    pub(crate) fn new(stream: &TcpStream) -> SocketWatch {
+        #[cfg(all(target_os = "linux", not(miri)))]
+        return SocketWatch { descriptor: stream.as_raw_fd() };
+        #[cfg(any(not(target_os = "linux"), miri))]
+        {
+            let _ = stream;
+            SocketWatch {}
+        }
+    }
+
+    /// Asks the system; `None` if it does not say.
+    pub(crate) fn read(&self) -> Option<SocketInfo> {
+        #[cfg(all(target_os = "linux", not(miri)))]
+        {
+            // The layout of the kernel's `tcp_info`, which only grows: eight bytes, then words of 32
+            // bits. libc does not have the structure for every C library.
+            const ROUND_TRIP: usize = 2 + 15;
+            const RETRANSMITS: usize = 2 + 23;
+            let mut words = [0u32; RETRANSMITS + 1];
+            let mut len = size_of_val(&words) as libc::socklen_t;
+            // SAFETY: the system writes at most `len` bytes to `words`, whose bits may have any
+            // value. If the descriptor is not that of a TCP connection, it fails.
+            let result = unsafe {
+                libc::getsockopt(self.descriptor, libc::IPPROTO_TCP, libc::TCP_INFO, words.as_mut_ptr().cast(), &raw mut len)
+            };
+            (result == 0 && len as usize == size_of_val(&words))
+                .then(|| SocketInfo { retransmits: words[RETRANSMITS].into(), round_trip: words[ROUND_TRIP].into() })
+        }
+        #[cfg(any(not(target_os = "linux"), miri))]
+        None
+    }
+}
+
+#[cfg(all(test, target_os = "linux", not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_describes_a_connection() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        // The handshake of TCP measures the first round trip.
+        let (stream, _peer) = (TcpStream::from_std(stream), listener.accept().unwrap());
+        let info = SocketWatch::new(&stream).read().unwrap();
+        assert_eq!(info.retransmits, 0);
+        assert!(info.round_trip > 0 && info.round_trip < 60_000_000, "{info:?}");
+    }
+
+    #[test]
+    fn nothing_is_said_about_another_file() {
+        let file = std::fs::File::open("/proc/self/stat").unwrap();
+        assert_eq!(SocketWatch { descriptor: file.as_raw_fd() }.read(), None);
+    }
+}
