@@ -60,12 +60,14 @@ impl Totals {
         }
     }
 
-    /// Counts an operation whose end was timed, from any thread.
+    /// Counts an operation whose end was timed. One thread at a time calls this.
     #[inline]
     pub(super) fn end(&self, op: u8, ticks: u64, succeeded: bool) {
         if let (Some(total), Some(failed)) = (self.ticks.get(usize::from(op)), self.failed.get(usize::from(op))) {
-            total.fetch_add(ticks, Ordering::Relaxed);
-            failed.fetch_add(u64::from(!succeeded), Ordering::Relaxed);
+            add(total, ticks);
+            if !succeeded {
+                add(failed, 1);
+            }
         }
     }
 

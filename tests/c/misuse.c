@@ -369,6 +369,9 @@ static void wrong_starts(void) {
   config.secret = "";
   REFUSED(KOLO_ERR_SETTING, "it is set but empty", kolo_comm_init_store(&other, 2, "tcp://h:1", 0, &config));
   config.secret = NULL;
+  config.metrics = "9400";
+  REFUSED(KOLO_ERR_SETTING, "metrics", kolo_comm_init_env(&other, &config));
+  config.metrics = NULL;
   config.trace_signal = 2;
   REFUSED(KOLO_ERR_ARGUMENT, "trace_signal", kolo_comm_init_env(&other, &config));
   config.trace_signal = 1;

@@ -1,6 +1,6 @@
 //! Finds the job that is to be shown.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -17,21 +17,25 @@ const STORE: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(1);
 
 pub(super) fn find(args: &Args) -> Result<Observer, String> {
-    match &args.store {
-        Some(url) => in_store(args, url),
-        None => in_folders(args),
+    // As in the settings of a rank, an empty variable counts as not set.
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let folder = args.dir.clone().or_else(|| variable("KOLO_TOP_DIR").filter(|_| args.store.is_none()).map(PathBuf::from));
+    let url = args.store.clone().or_else(|| variable("KOLO_STORE").map(|url| url.to_string_lossy().into_owned()));
+    let job = args.job.clone().or_else(|| variable("KOLO_JOB_ID").map(|job| job.to_string_lossy().into_owned()));
+    match (folder, url) {
+        (None, Some(url)) => in_store(args, &url, job.as_deref().unwrap_or("kolo")),
+        (folder, _) => in_folders(folder.as_deref(), job.as_deref()),
     }
 }
 
 /// Finds a job as its ranks do.
-fn in_store(args: &Args, url: &str) -> Result<Observer, String> {
+fn in_store(args: &Args, url: &str, job: &str) -> Result<Observer, String> {
     let deadline = Instant::now() + STORE;
     let secret = match &args.secret_file {
         Some(file) => kolo::settings::secret_in("--secret-file", file, deadline).map(Some),
         None => kolo::settings::secret_of_environment(),
     };
     let secret = secret.map_err(|error| error.to_string())?;
-    let job = args.job.as_deref().unwrap_or("kolo");
     let found = Observer::of_store(url, job, secret, deadline).map_err(|error| {
         format!(
             "{error}\nkolo top needs the secret and the job's name that the ranks have (--secret-file, --job). A store that rank 0 \
@@ -42,10 +46,10 @@ fn in_store(args: &Args, url: &str) -> Result<Observer, String> {
 }
 
 /// Finds a job of this user on this machine.
-fn in_folders(args: &Args) -> Result<Observer, String> {
-    let mut jobs = jobs(args)?;
-    if let Some(wanted) = &args.job {
-        jobs.retain(|(_, job)| job.job() == wanted || job.run().starts_with(wanted.as_str()));
+fn in_folders(folder: Option<&Path>, wanted: Option<&str>) -> Result<Observer, String> {
+    let mut jobs = jobs(folder)?;
+    if let Some(wanted) = wanted {
+        jobs.retain(|(_, job)| job.job() == wanted || job.run().starts_with(wanted));
     }
     // Of several runs of one job, the last one counts.
     jobs.sort_by_key(|(written, _)| std::cmp::Reverse(*written));
@@ -57,7 +61,7 @@ fn in_folders(args: &Args) -> Result<Observer, String> {
     }
     match living.len() {
         1 => Ok(living.remove(0)),
-        0 => Err(match (&args.job, &args.dir) {
+        0 => Err(match (wanted, folder) {
             (Some(job), _) => format!("no job {job:?} of this user runs here"),
             (None, Some(folder)) => format!("no job runs whose ranks have written a file to {}", folder.display()),
             (None, None) => {
@@ -80,10 +84,10 @@ fn in_folders(args: &Args) -> Result<Observer, String> {
 }
 
 /// Returns the jobs that have left files, and when those were written.
-fn jobs(args: &Args) -> Result<Vec<(SystemTime, Observer)>, String> {
-    let unread = |folder: &PathBuf, error: std::io::Error| format!("{} cannot be read: {error}", folder.display());
+fn jobs(folder: Option<&Path>) -> Result<Vec<(SystemTime, Observer)>, String> {
+    let unread = |folder: &Path, error: std::io::Error| format!("{} cannot be read: {error}", folder.display());
     let mut found = Vec::new();
-    match &args.dir {
+    match folder {
         Some(folder) => found = Observer::of_folder(folder).map_err(|error| unread(folder, error))?,
         None => {
             let folders = FailureFolder::of_all_jobs();

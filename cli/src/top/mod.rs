@@ -36,14 +36,15 @@ use view::View;
 pub(crate) struct Args {
     /// The job, if there are several: its name, or the beginning of its run. With a store, the name
     /// that its ranks use
-    #[arg(long, env = "KOLO_JOB_ID")]
+    #[arg(long)]
     job: Option<String>,
-    /// A folder in which ranks have written how to ask them. Without it and without a store, `kolo
-    /// top` looks for the jobs that `kolo run` has started on this machine
-    #[arg(long, env = "KOLO_TOP_DIR", value_name = "FOLDER")]
+    /// A folder in which ranks have written how to ask them. If neither this nor a store is given,
+    /// KOLO_TOP_DIR or KOLO_STORE counts. Without them, `kolo top` looks for the jobs that `kolo
+    /// run` has started on this machine
+    #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
     /// The store where the ranks have met, as in KOLO_STORE. It must still be there
-    #[arg(long, env = "KOLO_STORE", value_name = "URL", conflicts_with = "dir")]
+    #[arg(long, value_name = "URL", conflicts_with = "dir")]
     store: Option<String>,
     /// The file with the secret of the job, for a store. Without it, KOLO_SECRET or
     /// KOLO_SECRET_FILE has the secret
