@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `find` | finds the job: in the folders of `kolo run`, in another folder, or in a store |
 //! | `poll` | asks all ranks at once, again and again |
+//! | `state` | what is known of the ranks |
 //! | `waits` | finds which rank waits for which, and the rank that keeps the others waiting |
 //! | `view` | what is shown: the object of `--json` |
 //! | `lines` | the view as lines of text, with what stands out |
@@ -17,12 +18,13 @@ mod poll;
 #[cfg(test)]
 mod sample;
 mod screen;
+mod state;
 mod view;
 mod waits;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
 
@@ -74,7 +76,7 @@ pub(crate) fn top(args: &Args) -> Result<(), String> {
     loop {
         // Rates need two looks.
         poll.wait_for_rounds(2);
-        let view = poll.view();
+        let view = View::new(&poll.state(), Instant::now());
         if args.json {
             say(&serde_json::to_string(&view).map_err(|error| format!("the view cannot be written: {error}"))?);
         } else {

@@ -10,9 +10,9 @@ use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::style::{Color, Modifier};
 
-use super::poll::State;
 use super::sample::{all_reduce, comm, link, snapshot, state, totals};
 use super::screen::draw;
+use super::state::State;
 use super::view::View;
 
 /// The size of the terminal, and of a letter.

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kolo::observer::{Observer, Peer, Silence, Snapshot};
+use kolo::observer::Observer;
 
-use super::view::View;
+use super::state::State;
 
 /// How long a rank may take to answer. A rank that takes longer is shown as one that does not
 /// answer, until it does. A look every half second and this time together are less than two seconds.
@@ -14,50 +14,6 @@ const PATIENCE: Duration = Duration::from_millis(900);
 
 /// The most ranks that are asked at the same time.
 const AT_ONCE: usize = 32;
-
-/// What is known of one rank.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Known {
-    /// Its last answer, and when it came.
-    pub(super) last: Option<(Instant, Arc<Snapshot>)>,
-    /// The answer before that one.
-    pub(super) before: Option<(Instant, Arc<Snapshot>)>,
-    /// Why it did not answer the last time, if it did not, and since when.
-    pub(super) silence: Option<(Instant, Silence)>,
-}
-
-/// What is known of all ranks.
-#[derive(Clone, Debug)]
-pub(super) struct State {
-    pub(super) job: String,
-    pub(super) run: String,
-    pub(super) peers: Vec<Peer>,
-    pub(super) ranks: Vec<Known>,
-    /// How many times all ranks have been asked.
-    pub(super) rounds: u64,
-}
-
-impl State {
-    pub(super) fn new(job: &str, run: &str, peers: Vec<Peer>) -> State {
-        let ranks = vec![Known::default(); peers.len()];
-        State { job: job.to_owned(), run: run.to_owned(), peers, ranks, rounds: 0 }
-    }
-
-    /// Takes in the answer of a rank, or its silence.
-    pub(super) fn hear(&mut self, rank: usize, now: Instant, answer: Result<Snapshot, Silence>) {
-        let known = &mut self.ranks[rank];
-        match answer {
-            Ok(snapshot) => {
-                known.silence = None;
-                known.before = known.last.replace((now, Arc::new(snapshot)));
-            }
-            Err(silence) => {
-                let since = known.silence.as_ref().map_or(now, |(since, _)| *since);
-                known.silence = Some((since, silence));
-            }
-        }
-    }
-}
 
 struct Shared {
     state: Mutex<State>,
@@ -108,9 +64,8 @@ impl Poll {
         drop(self.0.changed.wait_while(state, |state| state.rounds < rounds));
     }
 
-    /// Returns what is to be shown now.
-    pub(super) fn view(&self) -> View {
-        let state = self.0.lock().clone();
-        View::new(&state, Instant::now())
+    /// Returns what is known now.
+    pub(super) fn state(&self) -> State {
+        self.0.lock().clone()
     }
 }

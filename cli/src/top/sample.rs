@@ -5,7 +5,7 @@ use std::time::Duration;
 use kolo::observer::{Communicator, Link, OpSummary, Peer, Running, Snapshot};
 use kolo::{DType, Op};
 
-use super::poll::State;
+use super::state::State;
 
 /// A job whose ranks have not answered, two on each host.
 pub(super) fn state(ranks: usize) -> State {

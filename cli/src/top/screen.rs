@@ -40,7 +40,7 @@ pub(super) fn show(poll: &Poll, interval: Duration) -> Result<(), String> {
     let mut terminal = Terminal::take()?;
     let mut scroll = 0;
     let last = loop {
-        let view = poll.view();
+        let view = View::new(&poll.state(), Instant::now());
         let drawn = terminal.0.draw(|frame| draw(frame, &view, &mut scroll));
         drawn.map_err(|error| format!("the terminal cannot be written: {error}"))?;
         if view.has_ended() {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use kolo::observer::{Communicator, Silence, Snapshot};
 use serde::Serialize;
 
-use super::poll::{Known, State};
+use super::state::{Known, State};
 use super::waits::{Culprit, culprits, edges};
 
 /// The version of the object. It changes when a key is removed or means something else.

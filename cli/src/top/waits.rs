@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kolo::observer::{Communicator, Running, Snapshot};
 
-use super::poll::State;
+use super::state::State;
 
 /// An operation that has run for less is not said to wait. Ranks are asked one after the other, so
 /// all shorter waits may be over.
