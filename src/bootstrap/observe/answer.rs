@@ -12,7 +12,7 @@ use crate::types::Rank;
 /// The query for a snapshot.
 pub(in crate::bootstrap) const STATUS: &[u8] = b"status";
 
-/// The most communicators that a snapshot has, the ones that were made first.
+/// The most communicators that a snapshot has, those with the lowest ids.
 const MOST_COMMUNICATORS: usize = 128;
 
 /// The most links of one communicator that a snapshot has. With [`MOST_COMMUNICATORS`], a reply
