@@ -25,7 +25,7 @@ const MOST_BYTES: usize = 512 << 10;
 /// The last operations among which those that run are looked for.
 const RECENT: u64 = 64;
 
-/// The most bytes of an error's message.
+/// The most characters of an error's message.
 const LONGEST_MESSAGE: usize = 2 << 10;
 
 /// Answers the query of a process that knows the secret and is no rank.
@@ -105,6 +105,5 @@ fn link(total: LinkTotal) -> Link {
 }
 
 fn shortened(message: &str) -> String {
-    let end = message.floor_char_boundary(LONGEST_MESSAGE.min(message.len()));
-    message[..end].to_owned()
+    message.chars().take(LONGEST_MESSAGE).collect()
 }
