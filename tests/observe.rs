@@ -147,7 +147,7 @@ fn parse(text: &str) -> BTreeMap<Series, f64> {
                 }
             };
             assert!(labels.insert(label.to_owned(), text).is_none(), "{line}");
-            match (&value[end + 1..]).split_at(1) {
+            match value[end + 1..].split_at(1) {
                 (",", more) => rest = more,
                 ("}", more) => {
                     rest = more.strip_prefix(' ').unwrap_or_else(|| panic!("{line}"));
