@@ -17,7 +17,8 @@ limit=20m
 log=$(mktemp)
 times=$(mktemp)
 current=
-# Of SLURM, for `finish`.
+# Of etcd and SLURM, for `finish`.
+etcd=
 slurm=
 munge_pid=
 # By the name of a set-up: its process in the background, and "yes" or "no" once it has ended.
@@ -148,7 +149,7 @@ free_space() {
 
 finish() {
     local status=$? file
-    # What still runs in the background, Redis among it.
+    # What still runs in the background, Redis and etcd among it.
     jobs -p | xargs -r kill 2>/dev/null || true
     if [ -n "$slurm" ]; then
         for file in "$slurm/slurmd.pid" "$slurm/slurmctld.pid" "$munge_pid"; do
@@ -156,6 +157,7 @@ finish() {
         done
         as_root rm -rf "$slurm"
     fi
+    if [ -n "$etcd" ]; then rm -rf "$etcd"; fi
     # 2: a stage that does not exist.
     if [ $status != 0 ] && [ $status != 2 ]; then
         echo "FAILED: ${current:-start}"

@@ -12,7 +12,9 @@ use super::Error;
 #[non_exhaustive]
 pub enum StoreError {
     /// The URL is not that of a store.
-    #[error("{0}; a store is file:///path, tcp://host:port, redis://host:port, rediss://host:port or env://")]
+    #[error(
+        "{0}; a store is file:///path, tcp://host:port, redis://host:port, etcd://host:port or env:// (rediss:// and etcds:// with TLS)"
+    )]
     Url(String),
     /// No store answered at the address.
     #[error(

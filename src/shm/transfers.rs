@@ -185,7 +185,7 @@ impl Model {
                 }
             }
         };
-        assert!(self.words == 0 || reduced == (1..=ranks as u64).sum());
+        assert!(self.words == 0 || reduced == (1..=ranks as u64).sum::<u64>());
         waiting.phases.all_have_reached(self.phase);
         waiting.phases.finish();
         *self.ranks[rank].borrow_mut() = Some(waiting.phases);

@@ -1,5 +1,7 @@
 //! All stores keep the same promises.
 
+#[cfg(feature = "etcd")]
+mod etcd;
 mod file;
 #[cfg(feature = "redis")]
 mod redis;
@@ -57,7 +59,7 @@ fn promises(zero: &dyn Store, other: &dyn Store) {
 }
 
 /// Prints that a test did not run. Unlike the output of passing tests, this is always shown.
-#[cfg(any(unix, feature = "redis"))]
+#[cfg(any(unix, feature = "etcd", feature = "redis"))]
 fn not_run(why: &str) {
     std::io::Write::write_all(&mut std::io::stderr(), format!("NOT RUN: {why}\n").as_bytes()).unwrap();
 }
@@ -77,6 +79,7 @@ fn no_password_is_shown() {
         ("redis://:open-sesame@host:1/2", "redis://***@host:1/2"),
         ("rediss://me:open-sesame@host", "rediss://***@host"),
         ("redis://me:open-@sesame@host?password=open-sesame", "redis://***@host?***"),
+        ("etcd://me:open-sesame@a:1,b/x", "etcd://***@a:1,b/x"),
         ("http://me:open-sesame@host", "http://***@host"),
         ("tcp://me:open-sesame@host", "tcp://***@host"),
         ("me:open-sesame@host", "***@host"),
@@ -107,6 +110,13 @@ fn urls_and_paths_of_stores() {
     ] {
         assert_eq!(StoreUrl::parse(url).unwrap(), parsed, "{url}");
     }
+    for (url, shown) in [
+        ("etcd://node7", "etcd://node7:2379/kolo"),
+        ("etcds://a,b:1,[::1],[::2]:3/jobs/of/mine/", "etcds://a:2379,b:1,[::1]:2379,[::2]:3/jobs/of/mine"),
+        ("etcd://me:%70%40ss@a", "etcd://***@a:2379/kolo"),
+    ] {
+        assert_eq!(StoreUrl::parse(url).map(|url| format!("{url:?}")).unwrap(), format!("Etcd({shown})"));
+    }
     // The spellings that programs for Windows use.
     for (url, path) in [
         ("file:///D:\\a\\pg", "D:\\a\\pg"),
@@ -133,6 +143,16 @@ fn urls_and_paths_of_stores() {
         "env://x",
         "hash://",
         "redis://",
+        "etcd://",
+        "etcd:///prefix",
+        "etcd://a,,b",
+        "etcd://me@a",
+        "etcd://me:%4@a",
+        "etcd://me:%ff@a",
+        "etcd://a:99999",
+        "etcd://a b",
+        "etcd://a/pre fix",
+        "etcd://a?b",
         "file:///x/",
         "D:pg",
         "file://D:pg",
