@@ -40,7 +40,7 @@
 
 // The initial value of a kolo_config_t: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
 #define KOLO_CONFIG_INITIALIZER \
-  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 // The initial value of a kolo_reducer_config_t.
 #define KOLO_REDUCER_CONFIG_INITIALIZER \
@@ -216,6 +216,9 @@ typedef struct kolo_config_t {
   // Where this rank serves metrics as Prometheus text: "127.0.0.1:9400", whose port is that of
   // the first rank of a machine, or "unix:/run/kolo-{rank}.sock".
   const char *metrics;
+  // The ports at which this process listens, for firewalls, as in "20000-20100". All ranks have the
+  // same range, with one port for every rank of a host and one more for the store.
+  const char *ports;
 } kolo_config_t;
 
 // A key-value store of the program that all ranks share, for kolo_comm_init_callbacks. A key has
@@ -770,7 +773,7 @@ kolo_result_t kolo_comm_init_rank(kolo_comm_t *comm,
                                   const struct kolo_config_t *config);
 
 // As kolo_comm_init_env, for `nranks` ranks that find each other at a store: `file:///path`,
-// `tcp://host:port` (which rank 0 serves), `redis://host:port` (if kolo was built with it) or
+// `tcp://host:port` (which rank 0 serves), `redis://host:port` or `etcd://host:port` (if kolo was built with it) or
 // `env://`.
 kolo_result_t kolo_comm_init_store(kolo_comm_t *comm,
                                    int32_t nranks,

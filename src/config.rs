@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -141,6 +142,7 @@ pub const VARIABLES: &[&str] = &[
     "KOLO_METRICS",
     "KOLO_NETWORK_BANDWIDTH",
     "KOLO_NETWORK_LATENCY",
+    "KOLO_PORTS",
     "KOLO_RANK",
     "KOLO_REPRODUCIBLE",
     "KOLO_RUN_REMOTE",
@@ -188,6 +190,8 @@ pub(crate) struct Settings {
     pub(crate) start_timeout: Duration,
     pub(crate) host: Option<String>,
     pub(crate) interface: Option<String>,
+    /// Where this process listens.
+    pub(crate) ports: Option<RangeInclusive<u16>>,
     pub(crate) insecure: bool,
     /// Where the flight recorder writes files, and whether SIGUSR1 makes it write one.
     pub(crate) trace_dir: Option<PathBuf>,
@@ -274,6 +278,7 @@ impl Default for Settings {
             start_timeout: START_TIMEOUT,
             host: None,
             interface: None,
+            ports: None,
             insecure: false,
             trace_dir: None,
             trace_signal: false,
@@ -315,6 +320,7 @@ impl Settings {
         settings.top_dir = env("KOLO_TOP_DIR").map(PathBuf::from);
         settings.metrics = parse(env, "KOLO_METRICS", METRICS, MetricsAddress::parse)?;
         settings.interface = ["KOLO_INTERFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"].into_iter().find_map(env);
+        settings.ports = ports(env)?;
         settings.tls = tls(env)?;
         Ok(settings)
     }
@@ -461,6 +467,37 @@ pub fn duration(text: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(number * scale).ok()
 }
 
+/// Returns the ports at which an environment lets a process listen.
+pub(crate) fn ports(env: Env<'_>) -> Result<Option<RangeInclusive<u16>>> {
+    parse(env, "KOLO_PORTS", PORTS, port_range)
+}
+
+pub(crate) const PORTS: &str = "a range of ports such as 20000-20100, 1 to 65535";
+
+/// Parses the range of ports that the setting of that name holds.
+///
+/// # Errors
+///
+/// [`Error::Setting`] if the text is no range of ports.
+pub fn ports_given(setting: &str, text: &str) -> Result<RangeInclusive<u16>> {
+    port_range(text).ok_or_else(|| Error::setting(setting, text, PORTS))
+}
+
+/// Parses a range of ports, or one port.
+fn port_range(text: &str) -> Option<RangeInclusive<u16>> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    checked_ports(first.trim().parse().ok()?..=last.trim().parse().ok()?)
+}
+
+/// Returns a range if it has ports, and 0 is none of them.
+pub(crate) fn checked_ports(ports: RangeInclusive<u16>) -> Option<RangeInclusive<u16>> {
+    (*ports.start() > 0 && !ports.is_empty()).then_some(ports)
+}
+
+pub(crate) fn ports_text(ports: &RangeInclusive<u16>) -> String {
+    format!("{}-{}", ports.start(), ports.end())
+}
+
 fn some_time(text: &str) -> Option<Duration> {
     duration(text).filter(|duration| !duration.is_zero())
 }
@@ -575,6 +612,7 @@ mod tests {
             ("KOLO_WIRE_DTYPE", "bf16"),
             ("KOLO_TIMEOUT", "1.5s"),
             ("KOLO_START_TIMEOUT", "2m"),
+            ("KOLO_PORTS", "20000-20100"),
             ("KOLO_NETWORK_LATENCY", "5us"),
             ("KOLO_NETWORK_BANDWIDTH", "12.5"),
             ("GLOO_SOCKET_IFNAME", "eth0"),
@@ -600,6 +638,8 @@ mod tests {
         assert!((read.shared.model.network.latency - 5e-6).abs() < 1e-12);
         assert!((read.shared.model.network.per_byte - 8e-11).abs() < 1e-15);
         assert_eq!(read.interface.as_deref(), Some("eth0"));
+        assert_eq!(read.ports, Some(20_000..=20_100));
+        assert_eq!(settings(&[("KOLO_PORTS", "4242")]).unwrap().ports, Some(4242..=4242));
         assert_eq!((read.trace_dir.as_deref(), read.trace_signal), (Some("/tmp/traces".as_ref()), true));
         assert_eq!(read.top_dir.as_deref(), Some("/run/top".as_ref()));
         assert_eq!(read.metrics, Some(MetricsAddress::Socket("/run/kolo-{rank}.sock".to_owned())));
@@ -641,6 +681,10 @@ mod tests {
             ("KOLO_WIRE_DTYPE", "f64", "bf16"),
             ("KOLO_METRICS", "9400", "127.0.0.1:9400"),
             ("KOLO_METRICS", "unix:/run/kolo.sock", "{rank}"),
+            ("KOLO_PORTS", "0-5", "20000-20100"),
+            ("KOLO_PORTS", "5-4", "20000-20100"),
+            ("KOLO_PORTS", "1-65536", "20000-20100"),
+            ("KOLO_PORTS", "-", "20000-20100"),
             ("KOLO_TIMEOUT", "soon", "500ms"),
             ("KOLO_TIMEOUT", "0", "more than 0"),
             ("KOLO_TIMEOUT", "-1", "more than 0"),

@@ -66,6 +66,7 @@
 //! # Features
 //!
 //! - `redis`: `redis://` and `rediss://` as stores where ranks find each other.
+//! - `etcd`: `etcd://` and `etcds://` as stores where ranks find each other.
 //! - `tls`: links between hosts encrypted by TLS 1.3; see [`settings`].
 //! - `cuda`: buffers in the memory of NVIDIA's GPUs; see `Communicator::on`. CUDA is loaded at run
 //!   time.
@@ -140,7 +141,7 @@ pub mod settings {
     pub use crate::bootstrap::address::address_for;
     #[doc(hidden)]
     pub use crate::config::{BANDWIDTH, bandwidth, duration, secret_in, selection_of_environment, variable};
-    pub use crate::config::{VARIABLES, secret_given as parse_secret, secret_of_environment};
+    pub use crate::config::{VARIABLES, ports_given as parse_ports, secret_given as parse_secret, secret_of_environment};
 }
 
 /// [encrypted links]: crate::settings#encrypted-links

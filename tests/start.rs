@@ -60,6 +60,12 @@ fn every_store_connects_ranks() {
             Err(_) => common::not_run("a redis:// store; KOLO_TEST_REDIS names no server"),
         }
     }
+    if cfg!(feature = "etcd") {
+        match std::env::var("KOLO_TEST_ETCD") {
+            Ok(url) => urls.push(url),
+            Err(_) => common::not_run("an etcd:// store; KOLO_TEST_ETCD names no server"),
+        }
+    }
     for url in urls {
         for result in connect(3, |_, builder| builder.store(&url).job(fresh_job(&url))) {
             assert_eq!(result.unwrap().world_size(), 3, "{url}");
@@ -69,6 +75,56 @@ fn every_store_connects_ranks() {
     // A store of the program.
     let guest: Arc<dyn Store> = Arc::new(Memory::default());
     for result in connect(2, |_, builder| builder.store_object(guest.clone())) {
+        result.unwrap();
+    }
+}
+
+/// Returns the first of `count` ports, one after the other, that are free.
+fn free_ports(count: u16) -> u16 {
+    let first = |port: u16| {
+        let listen = |port| std::net::TcpListener::bind(("127.0.0.1", port)).ok();
+        (port..port + count).map(listen).collect::<Option<Vec<_>>>().map(|_| port)
+    };
+    (0..100).find_map(|i| first(15_000 + (std::process::id() as u16 % 100) * 100 + i * count)).expect("free ports")
+}
+
+/// Ranks listen within their range of ports, and say so if all of its ports are taken.
+#[test]
+fn a_range_of_ports_is_kept() {
+    let first = free_ports(3);
+    let taken = std::net::TcpListener::bind(("127.0.0.1", first)).unwrap();
+    let connected = |last: u16| {
+        let url = format!("hash://{}", fresh());
+        connect(2, |_, builder| {
+            let builder = builder.store(&url).interface("127.0.0.1").transport(Transport::Tcp).ports(first..=last);
+            builder.start_timeout(Duration::from_secs(if last == first + 1 { 2 } else { 60 }))
+        })
+    };
+    // Two ports are free.
+    for result in connected(first + 2) {
+        result.unwrap();
+    }
+    // One port is free: the other rank waits for this one.
+    let errors: Vec<String> = connected(first + 1).into_iter().map(|result| result.unwrap_err().to_string()).collect();
+    let range = format!("KOLO_PORTS=\"{first}-{}\"", first + 1);
+    assert!(errors.iter().any(|error| error.contains(&range) && error.contains("all 2 are taken")), "{errors:?}");
+    drop(taken);
+
+    let error = connect(2, |_, builder| builder.store(format!("hash://{}", fresh())).ports(0..=5)).remove(0).unwrap_err();
+    assert!(matches!(error, Error::Setting { .. }) && error.to_string().contains("20000-20100"), "{error}");
+}
+
+/// Rank 0 serves a store whose port it picks within its range of ports.
+#[test]
+fn the_store_is_served_within_the_range_of_ports() {
+    let first = free_ports(3);
+    let url = |port: u16| format!("tcp://127.0.0.1:{port}");
+    // Rank 1 does not know the port. Rank 0 takes the first one, and listens at the last one.
+    let results = connect(2, |rank, builder| {
+        let builder = builder.store(url(if rank == 0 { 0 } else { first })).job(fresh_job("ports"));
+        builder.interface("127.0.0.1").ports(first..=first + 2)
+    });
+    for result in results {
         result.unwrap();
     }
 }

@@ -94,6 +94,9 @@ pub struct kolo_config_t {
     /// Where this rank serves metrics as Prometheus text: "127.0.0.1:9400", whose port is that of
     /// the first rank of a machine, or "unix:/run/kolo-{rank}.sock".
     pub metrics: *const c_char,
+    /// The ports at which this process listens, for firewalls, as in "20000-20100". All ranks have the
+    /// same range, with one port for every rank of a host and one more for the store.
+    pub ports: *const c_char,
 }
 
 // SAFETY: the struct begins with its size; numbers may be zero, and texts null.
@@ -207,6 +210,9 @@ unsafe fn texts(mut builder: Builder, config: &kolo_config_t) -> Result<Builder,
         }
         if let Some(interface) = text(config.interfaces, "config->interfaces")? {
             builder = builder.interface(interface);
+        }
+        if let Some(ports) = text(config.ports, "config->ports")? {
+            builder = builder.ports(settings::parse_ports("config->ports", ports)?);
         }
         if let Some(folder) = text(config.trace_dir, "config->trace_dir")? {
             builder = builder.trace_dir(folder);

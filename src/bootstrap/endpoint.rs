@@ -1,6 +1,8 @@
 //! Where a rank listens to the others, and what it publishes about that.
 
-use std::net::IpAddr;
+use std::io;
+use std::net::{IpAddr, TcpListener};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use super::identity::{Identity, random_number};
@@ -9,6 +11,7 @@ use super::network::{Dispatcher, Mailbox};
 use super::peer_info::{self, PeerInfo};
 use super::start::Start;
 use super::store::StoreUrl;
+use crate::config::ports_text;
 use crate::error::{Error, Result};
 use crate::failure::StatusBoard;
 use crate::sys::{self, LocalListener, Process};
@@ -28,7 +31,7 @@ impl Endpoint {
         // If only this machine can reach the store, all ranks are on it.
         let is_store_local = matches!(start.store_url, Some(StoreUrl::Tcp { .. })) && !start.identity.may_listen();
         let ip = if is_store_local { sys::own_loopback(ip) } else { ip };
-        let tcp = sys::listen_anywhere(ip).map_err(Error::os(format!("listening at {ip}")))?;
+        let tcp = listen(ip, start.settings.ports.as_ref())?;
         let name = listener::random_name();
         let local = match LocalListener::bind(&name) {
             Ok(listener) => Some((name, listener)),
@@ -68,4 +71,22 @@ impl Endpoint {
             encrypts: start.settings.tls.is_some(),
         })
     }
+}
+
+/// Listens at a free port of a range, or at one of the system's choice.
+fn listen(ip: IpAddr, ports: Option<&RangeInclusive<u16>>) -> Result<TcpListener> {
+    let listener = match ports {
+        None => sys::listen_anywhere(ip),
+        Some(ports) => sys::listen_within(ip, ports),
+    };
+    listener.map_err(|error| match ports {
+        Some(ports) if error.kind() == io::ErrorKind::AddrInUse => {
+            let expected = format!(
+                "a range with a free port at {ip}, where all {} are taken; every rank of a host needs one, and the store one more",
+                ports.len()
+            );
+            Error::setting("KOLO_PORTS", ports_text(ports), expected)
+        }
+        _ => Error::os(format!("listening at {ip}"))(error),
+    })
 }

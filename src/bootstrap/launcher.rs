@@ -3,6 +3,9 @@
 //! Launchers are recognised by their environment variables, the most specific first. A process of
 //! mpirun inside a SLURM allocation has the variables of both, and those of mpirun count.
 
+use std::collections::HashSet;
+use std::ops::RangeInclusive;
+
 use crate::bootstrap::store::StoreUrl;
 use crate::config::{Env, parse};
 use crate::error::{Error, Result};
@@ -242,7 +245,7 @@ fn mpi(env: Env<'_>, known: &Known) -> Result<Option<Launch>> {
     check(Launch { launcher: known.launcher, rank, world_size, job, rendezvous })
 }
 
-/// Detects srun. Rank 0 is on the first host of the step.
+/// Detects srun.
 fn slurm(env: Env<'_>) -> Result<Option<Launch>> {
     let Some(rank) = number(env, "SLURM_PROCID")? else { return Ok(None) };
     let world_size = size(env, "srun", "SLURM_PROCID", &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"])?;
@@ -258,8 +261,15 @@ fn slurm(env: Env<'_>) -> Result<Option<Launch>> {
     let (id, step) = (text(["SLURM_JOB_ID", "SLURM_JOBID"]), text(["SLURM_STEP_ID", "SLURM_STEPID"]));
     let job = format!("slurm {id}.{step}");
     let hosts = ["SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST"].into_iter().find_map(env);
+    // Rank 0 is on the first host, unless the user has distributed the ranks.
+    let is_arbitrary = env("SLURM_DISTRIBUTION").is_some_and(|how| how.starts_with("arbitrary"));
     let rendezvous = match (master(env, &job)?, hosts.as_deref().and_then(first_host)) {
         (Some(rendezvous), _) => rendezvous,
+        (None, _) if is_arbitrary && hosts.as_deref().is_some_and(|list| list.contains([',', '['])) => Rendezvous::Unknown {
+            advice: "srun does not say on which host rank 0 is if ranks are distributed as \"arbitrary\"; set MASTER_ADDR to that host, \
+                     or KOLO_STORE"
+                .to_owned(),
+        },
         (None, Some(host)) => Rendezvous::Ports { host, ports: ports(&job) },
         (None, None) => {
             Rendezvous::Unknown { advice: "SLURM_STEP_NODELIST is not set; set MASTER_ADDR or KOLO_STORE".to_owned() }
@@ -297,6 +307,18 @@ fn ports(job: &str) -> Vec<u16> {
     (0..6).map(|i| 20_000 + (mix(hash, i) % 12_000) as u16).collect()
 }
 
+/// Moves ports that were derived from the name of a job into a range, the same on all ranks.
+pub(crate) fn ports_within(derived: &[u16], range: Option<&RangeInclusive<u16>>) -> Vec<u16> {
+    let Some(range) = range else { return derived.to_vec() };
+    let mut ports: Vec<u16> =
+        derived.iter().map(|port| range.start() + port % (range.end() - range.start()).saturating_add(1)).collect();
+    ports.extend(range.clone().take(derived.len()));
+    let mut seen = HashSet::new();
+    ports.retain(|port| seen.insert(*port));
+    ports.truncate(derived.len());
+    ports
+}
+
 /// Returns the first host of a SLURM list such as `node[07-12,15],gpu1`.
 fn first_host(list: &str) -> Option<String> {
     let end = list.find([',', '[']).unwrap_or(list.len());
@@ -323,6 +345,18 @@ mod tests {
 
     fn tcp(host: &str, port: u16) -> Rendezvous {
         Rendezvous::Store(StoreUrl::Tcp { host: host.to_owned(), port })
+    }
+
+    #[test]
+    fn ports_of_a_job_lie_within_a_range() {
+        let derived = ports("a job");
+        assert_eq!(ports_within(&derived, None), derived);
+        for range in [1..=65535, 40_000..=40_100, 7..=8, 65535..=65535] {
+            let ports = ports_within(&derived, Some(&range));
+            let distinct: HashSet<_> = ports.iter().collect();
+            assert!(ports.iter().all(|port| range.contains(port)) && distinct.len() == ports.len(), "{range:?}: {ports:?}");
+            assert_eq!(ports.len(), range.len().min(6), "{range:?}");
+        }
     }
 
     #[test]
@@ -414,6 +448,10 @@ mod tests {
         let found = launch(&step);
         assert_eq!((found.rank, found.world_size, &*found.job), (1, 2, "slurm 5.0"));
         assert!(matches!(found.rendezvous, Rendezvous::Ports { host, .. } if host == "node07"));
+        let apart = [&step[..], &[("SLURM_DISTRIBUTION", "arbitrary")]].concat();
+        assert!(matches!(launch(&apart).rendezvous, Rendezvous::Unknown { advice } if advice.contains("set MASTER_ADDR")));
+        let told = [&apart[..], &[("MASTER_ADDR", "node15")]].concat();
+        assert!(matches!(launch(&told).rendezvous, Rendezvous::Ports { host, .. } if host == "node15"));
         let error = detected(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8"), ("SLURM_JOB_ID", "5")]).unwrap_err().to_string();
         assert!(error.contains("put `srun` before"), "{error}");
     }

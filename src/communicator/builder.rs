@@ -1,6 +1,7 @@
 //! Connecting all ranks of a job: the options, and how a communicator starts.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -68,6 +69,7 @@ pub struct Builder {
     start_timeout: Option<Duration>,
     host: Option<String>,
     interface: Option<String>,
+    ports: Option<RangeInclusive<u16>>,
     insecure: Option<bool>,
     trace_dir: Option<PathBuf>,
     trace_signal: Option<bool>,
@@ -82,7 +84,7 @@ impl fmt::Debug for Builder {
         let Builder { rank, world_size, store, store_object, store_is_served, job, secret, secret_file, .. } = self;
         let Builder { algorithm, transport, copy_mode, flag_layout, reproducible, sockets, model, .. } = self;
         let Builder { devices, device_path, device_waits, wire_dtype, .. } = self;
-        let Builder { timeout, start_timeout, host, interface, insecure, trace_dir, trace_signal, top_dir, metrics, tls, .. } =
+        let Builder { timeout, start_timeout, host, interface, ports, insecure, trace_dir, trace_signal, top_dir, metrics, tls, .. } =
             self;
         f.debug_struct("Builder")
             .field("rank", rank)
@@ -108,6 +110,7 @@ impl fmt::Debug for Builder {
             .field("start_timeout", start_timeout)
             .field("host", host)
             .field("interface", interface)
+            .field("ports", ports)
             .field("insecure", insecure)
             .field("trace_dir", trace_dir)
             .field("trace_signal", trace_signal)
@@ -132,7 +135,7 @@ impl Builder {
     }
 
     /// Sets the URL of the store where ranks find each other: `file:///path`, `tcp://host:port`,
-    /// `redis://host:port`, `rediss://host:port`, `env://`.
+    /// `redis://host:port`, `rediss://host:port`, `etcd://host:port`, `etcds://host:port`, `env://`.
     pub fn store(mut self, url: impl Into<String>) -> Self {
         self.store = Some(url.into());
         self
@@ -294,6 +297,14 @@ impl Builder {
         self
     }
 
+    /// Sets the ports at which this process listens, for firewalls: to the other ranks, and with the
+    /// store if rank 0 picks its port. All ranks have the same range. It needs one port for every rank of
+    /// a host, and one more for the store.
+    pub fn ports(mut self, ports: RangeInclusive<u16>) -> Self {
+        self.ports = Some(ports);
+        self
+    }
+
     /// Sets a folder where a rank writes the last operations of its communicators when one of them
     /// fails, as a file for `kolo trace`. The folder is created if it does not exist.
     pub fn trace_dir(mut self, folder: impl Into<PathBuf>) -> Self {
@@ -360,7 +371,7 @@ impl Builder {
         }
         let job = self.job.clone().or_else(|| process_env("KOLO_JOB_ID")).unwrap_or_else(|| launch.job.clone());
         let identity = Identity::new(&job, secret).insecure(settings.insecure);
-        let (store, store_url) = self.open_store(&launch, &identity, deadline)?;
+        let (store, store_url) = self.open_store(&launch, &identity, settings.ports.as_ref(), deadline)?;
         let Launch { launcher, rank, world_size, .. } = launch;
         tracing::info!(rank, world_size, launcher, job, store = store.url(), "connecting");
         let start = Start { rank, world_size, identity, store: &*store, store_url, settings: &settings, deadline };
@@ -417,6 +428,10 @@ impl Builder {
         settings.start_timeout = self.start_timeout.unwrap_or(settings.start_timeout).min(FOREVER);
         settings.host = self.host.clone().or(settings.host);
         settings.interface = self.interface.clone().or(settings.interface);
+        if let Some(ports) = self.ports.clone() {
+            let text = config::ports_text(&ports);
+            settings.ports = Some(config::checked_ports(ports).ok_or_else(|| Error::setting("ports", text, config::PORTS))?);
+        }
         settings.insecure = self.insecure.unwrap_or(settings.insecure);
         settings.trace_dir = self.trace_dir.clone().or(settings.trace_dir);
         settings.trace_signal = self.trace_signal.unwrap_or(settings.trace_signal);
@@ -463,7 +478,13 @@ impl Builder {
         Ok(launch)
     }
 
-    fn open_store(&self, launch: &Launch, identity: &Identity, deadline: Instant) -> Result<(Arc<dyn Store>, Option<StoreUrl>)> {
+    fn open_store(
+        &self,
+        launch: &Launch,
+        identity: &Identity,
+        within: Option<&RangeInclusive<u16>>,
+        deadline: Instant,
+    ) -> Result<(Arc<dyn Store>, Option<StoreUrl>)> {
         if let Some(store) = &self.store_object {
             return Ok((store.clone(), None));
         }
@@ -479,6 +500,7 @@ impl Builder {
             },
             (None, Rendezvous::Store(place)) => place.clone(),
             (None, Rendezvous::Ports { host, ports }) => {
+                let ports = &launcher::ports_within(ports, within);
                 let store = TcpStore::open_any(host, ports, owner, identity, deadline)?;
                 return Ok((Arc::new(store), Some(StoreUrl::Tcp { host: host.clone(), port: ports[0] })));
             }
@@ -490,6 +512,11 @@ impl Builder {
                 return Err(Error::NoLauncher { found, looked_for: LOOKED_FOR.to_owned() });
             }
         };
+        if let (StoreUrl::Tcp { host, port: 0 }, true, Some(within)) = (&place, owner && !is_served, within) {
+            let store = TcpStore::open_any(host, &within.clone().collect::<Vec<_>>(), true, identity, deadline)?;
+            tracing::warn!(url = store.url(), "rank 0 has picked the port of the store; give this URL to the other ranks");
+            return Ok((Arc::new(store), Some(place)));
+        }
         let store = store::open(&place, owner && !is_served, identity, deadline)?;
         Ok((store.into(), Some(place)))
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::ops::RangeInclusive;
 
 use crate::buffer::{RawSlice, RawSliceMut};
 
@@ -35,6 +36,18 @@ fn keep_to_this_process(socket: &socket2::Socket) -> io::Result<()> {
 /// Listens at a port of the system's choice.
 pub(crate) fn listen_anywhere(ip: IpAddr) -> io::Result<TcpListener> {
     if cfg!(windows) { listen((ip, 0).into()) } else { TcpListener::bind((ip, 0)) }
+}
+
+/// Listens at a free port of a range. The last ones are tried first: a launcher's store takes one of
+/// the first.
+pub(crate) fn listen_within(ip: IpAddr, ports: &RangeInclusive<u16>) -> io::Result<TcpListener> {
+    for port in ports.clone().rev() {
+        match listen((ip, port).into()) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            result => return result,
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::AddrInUse, "all ports of the range are taken"))
 }
 
 /// Returns whether the system asks its user about each program that listens to other machines.

@@ -364,6 +364,9 @@ static void wrong_starts(void) {
   config.wire_dtype = "f8";
   REFUSED(KOLO_ERR_SETTING, "bf16", kolo_comm_init_env(&other, &config));
   config.wire_dtype = NULL;
+  config.ports = "100-20";
+  REFUSED(KOLO_ERR_SETTING, "20000-20100", kolo_comm_init_env(&other, &config));
+  config.ports = NULL;
   config.secret = "short";
   REFUSED(KOLO_ERR_SETTING, "64 hexadecimal digits", kolo_comm_init_env(&other, &config));
   config.secret = "";

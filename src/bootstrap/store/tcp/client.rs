@@ -63,7 +63,10 @@ impl TcpStore {
     /// Opens the store on the first of these ports that rank 0 can serve, or that serves this job.
     /// This is for launchers that give ranks an address, but no port of their own.
     pub(crate) fn open_any(host: &str, ports: &[u16], owner: bool, identity: &Identity, deadline: Instant) -> Result<TcpStore> {
-        let url = format!("tcp://{host}:{}", ports.iter().map(u16::to_string).collect::<Vec<_>>().join("|"));
+        let url = match ports {
+            [first, .., last] if ports.len() > 8 => format!("tcp://{host}:{first}-{last}"),
+            _ => format!("tcp://{host}:{}", ports.iter().map(u16::to_string).collect::<Vec<_>>().join("|")),
+        };
         if !owner {
             return TcpStore::find(host, ports, identity, deadline).map_err(|problem| problem.at(url));
         }

@@ -41,7 +41,7 @@ pub struct TcpStoreServer {
 }
 
 impl TcpStoreServer {
-    /// Serves the ranks of one job at an address; port 0 picks a port. The ranks share the job's
+    /// Serves the ranks of one job at an address; port 0 picks a port, of `KOLO_PORTS` if that is set. The ranks share the job's
     /// name and its secret, if it has one.
     ///
     /// # Errors
@@ -54,12 +54,18 @@ impl TcpStoreServer {
         if !address.ip().is_loopback() && !identity.may_listen() {
             return Err(StoreError::NoSecret.at(format!("tcp://{address}")));
         }
-        let server = TcpStoreServer::serve(address, identity);
+        let server = match config::ports(&process_env)?.filter(|_| address.port() == 0) {
+            Some(ports) => sys::listen_within(address.ip(), &ports).and_then(|tcp| TcpStoreServer::serve_on(tcp, identity)),
+            None => TcpStoreServer::serve(address, identity),
+        };
         server.map_err(|error| port_problem(address, error).at(format!("tcp://{address}")))
     }
 
     pub(super) fn serve(address: SocketAddr, identity: Identity) -> io::Result<TcpStoreServer> {
-        let listener = sys::listen(address)?;
+        TcpStoreServer::serve_on(sys::listen(address)?, identity)
+    }
+
+    fn serve_on(listener: std::net::TcpListener, identity: Identity) -> io::Result<TcpStoreServer> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let stop = Arc::new(AtomicBool::new(false));

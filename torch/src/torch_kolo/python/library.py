@@ -78,6 +78,7 @@ class Config(ctypes.Structure):
         ("wire_dtype", c_char_p),
         ("top_dir", c_char_p),
         ("metrics", c_char_p),
+        ("ports", c_char_p),
     ]
 
 
