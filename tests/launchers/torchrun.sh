@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# torchrun on two hosts: the agents find each other, start again after a process has died, and go on
+# with other hosts than before.
+# shellcheck source-path=SCRIPTDIR
+source "$(dirname "$0")/hosts.sh"
+
+command -v torchrun >/dev/null || not_run "$0: torchrun is missing"
+resume=${RESUME:-$(dirname "$kolo")/examples/resume}
+[ -x "$resume" ] || die "$resume is missing: cargo build --example resume"
+# Nothing of the test waits for this long; an agent waits until its peers have left.
+export PATIENCE=400 OMP_NUM_THREADS=1 TORCHELASTIC_ERROR_FILE=$folder/error.json
+
+# Starts the agent of a host with arguments; its output is in $folder/agentHOST.
+agent() {
+    local host=$1
+    shift
+    on "$host" timeout --kill-after=10 "$PATIENCE" torchrun --rdzv-backend c10d --rdzv-endpoint node0:29400 \
+        --rdzv-id "$job" --rdzv-conf join_timeout=300,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3 --local-addr "node$host" --no-python \
+        "$@" >"$folder/agent$host" 2>&1 &
+    agents[host]=$!
+}
+
+# Waits for an agent to end without an error.
+agent_ends() {
+    wait "${agents[$1]}" || {
+        tail -n 30 "$folder/agent0" "$folder/agent1" >&2
+        die "the agent of node$1 failed"
+    }
+    cp "$folder/agent$1" "$folder/output"
+}
+
+# Waits until the program has done a number of steps.
+steps() {
+    local last=0 i
+    for ((i = 0; i < 3000; i++)); do
+        [ ! -s "$folder/state" ] || read -r last _ <"$folder/state"
+        if [ "${last:-0}" -ge "$1" ]; then return; fi
+        sleep 0.1
+    done
+    tail -n 30 "$folder/agent0" "$folder/agent1" >&2
+    die "step $1 was not reached, but ${last:-0}"
+}
+
+# The processes of the program on a host.
+workers() {
+    local pid
+    for pid in $(ip netns pids "$BED-$1"); do
+        if [ "$(readlink "/proc/$pid/exe")" = "$(readlink -f "$resume")" ]; then echo "$pid"; fi
+    done
+}
+
+agents=()
+job=once
+for host in 0 1; do agent "$host" --nnodes 2 --nproc-per-node 2 "$kolo" bench all_reduce --sizes 8,1M --check; done
+agent_ends 0
+expect "4 ranks on 2 hosts"
+expect "Out of bounds values : 0 OK"
+agent_ends 1
+
+# A process on one host is killed: both agents start all of theirs again, which continue.
+job=restart
+for host in 0 1; do agent "$host" --nnodes 2 --nproc-per-node 2 --max-restarts 2 "$resume" "$folder/state" 60 100; done
+steps 10
+kill -KILL "$(workers 1 | head -1)"
+for host in 0 1; do agent_ends "$host"; done
+cat "$folder/agent0" "$folder/agent1" >"$folder/output"
+expect "60 steps, from step [1-9][0-9]* on with 4 ranks on 2 hosts: all parts done once"
+
+# A host is lost: the program continues on the other one, with half the ranks. The host comes back, and
+# the program continues on both.
+rm "$folder/state"
+job=elastic
+elastic=(--nnodes 1:2 --nproc-per-node 2 --max-restarts 5 --monitor-interval 0.5 "$resume" "$folder/state" 400 100)
+for host in 0 1; do agent "$host" "${elastic[@]}"; done
+steps 10
+[ "$(workers 1 | wc -l)" = 2 ] || die "node1 has no ranks of the job"
+# The agent and its processes at once, as where a host fails.
+ip netns pids "$BED-1" | xargs -r kill -KILL 2>/dev/null || true
+wait "${agents[1]}" || true
+read -r lost _ <"$folder/state"
+steps $((lost + 30))
+[ -z "$(workers 1)" ] || die "node1 still has ranks"
+agent 1 "${elastic[@]}"
+for host in 0 1; do agent_ends "$host"; done
+cat "$folder/agent0" "$folder/agent1" >"$folder/output"
+expect "400 steps, from step [1-9][0-9]* on with 4 ranks on 2 hosts: all parts done once"
+echo "passed: torchrun, 4 ranks on 2 hosts, restarted, with 2 ranks on 1 host, and with 4 again"
