@@ -5,7 +5,7 @@
 setups_first=(packages components targets wine)
 # These start then, and run beside the first stages. All others wait for the first stage that needs
 # them.
-setups_in_background=(actionlint windows_python miri torch nvrtc mdbook cargo_deny cargo_deb)
+setups_in_background=(actionlint windows_python miri torch kubernetes nvrtc mdbook cargo_deny cargo_deb)
 
 # What to print where a set-up fails.
 declare -A without=(
@@ -16,6 +16,7 @@ declare -A without=(
     [actionlint]="actionlint cannot be installed here"
     [miri]="the nightly toolchain with Miri cannot be installed here"
     [torch]="PyTorch cannot be installed here"
+    [kubernetes]="the schemas of Kubernetes cannot be installed here"
     [nvrtc]="NVRTC cannot be installed here"
     [mdbook]="mdBook cannot be installed here"
     [cargo_deny]="cargo-deny cannot be installed here"
@@ -76,6 +77,12 @@ setup_torch() {
 
 use_torch() {
     PATH=$PWD/target/torch/bin:$PATH
+}
+
+# The schemas of Kubernetes and of the training operator.
+setup_kubernetes() {
+    python3 -m venv target/kubernetes &&
+        target/kubernetes/bin/pip install --quiet kubernetes-validate==1.37.0 kubeflow-training==1.9.4
 }
 
 # NVIDIA's run-time compiler, which needs no GPU.

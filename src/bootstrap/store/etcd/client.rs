@@ -169,7 +169,13 @@ impl Client {
             Err(ureq::Error::BodyExceedsLimit(limit)) => {
                 Answer::Failed(Problem::Foreign(format!("its answer is longer than {limit} bytes")))
             }
-            Err(error) => Answer::Failed(Problem::NoAnswer(format!("{}: {}", self.server(), described(error)))),
+            Err(error) => {
+                let what = described(error);
+                // A server with TLS closes a connection without.
+                let is_closed = what.contains("disconnected") && self.scheme == "http";
+                let advice = if is_closed { "; if it speaks TLS, write etcds://" } else { "" };
+                Answer::Failed(Problem::NoAnswer(format!("{}: {what}{advice}", self.server())))
+            }
         }
     }
 
