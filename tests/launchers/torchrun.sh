@@ -83,6 +83,8 @@ expect "60 steps: all parts done once"
 # the program continues on both. It does not end by itself, however long the agents take.
 rm "$folder/state"
 job=elastic
+# An agent that joins later would wait for what the other one says in the first round only.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 elastic=(--nnodes 1:2 --nproc-per-node 2 --max-restarts 5 --monitor-interval 0.5 "$resume" "$folder/state" 100000000 100)
 for host in 0 1; do agent "$host" "${elastic[@]}"; done
 says "from step 0 on with 4 ranks on 2 hosts"
