@@ -84,8 +84,20 @@ impl fmt::Debug for Builder {
         let Builder { rank, world_size, store, store_object, store_is_served, job, secret, secret_file, .. } = self;
         let Builder { algorithm, transport, copy_mode, flag_layout, reproducible, sockets, model, .. } = self;
         let Builder { devices, device_path, device_waits, wire_dtype, .. } = self;
-        let Builder { timeout, start_timeout, host, interface, ports, insecure, trace_dir, trace_signal, top_dir, metrics, tls, .. } =
-            self;
+        let Builder {
+            timeout,
+            start_timeout,
+            host,
+            interface,
+            ports,
+            insecure,
+            trace_dir,
+            trace_signal,
+            top_dir,
+            metrics,
+            tls,
+            ..
+        } = self;
         f.debug_struct("Builder")
             .field("rank", rank)
             .field("world_size", world_size)
