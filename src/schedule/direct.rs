@@ -1,6 +1,6 @@
 //! Direct exchange: each pair of ranks exchanges its blocks, and no third rank forwards anything.
 //!
-//! One round of N-1 messages per rank, with the bytes of the ring. The owner of a chunk has all
+//! N-1 messages per rank, several at once, with the bytes of the ring. The owner of a chunk has all
 //! parts at once and sums them in the order of ranks, 16-bit floats in `f32`, so the result does
 //! not depend on the placement of ranks. Chan, Heimlich, Purkayastha and van de Geijn, "Collective
 //! communication: theory, practice, and experience", Concurr. Comput. 19 (2007), section 4. With o
@@ -16,6 +16,7 @@ use std::ops::Range;
 
 use super::problem::{Problem, chunk, segments};
 use super::step::{BufferRef, Span, Step};
+use crate::types::Rank;
 
 /// For each segment: a direct reduce-scatter, then a direct all-gather.
 pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
@@ -26,13 +27,8 @@ pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
         let mine = owned(p.rank, number);
         let scatter = exchange_parts(p, move |rank| BufferRef::Input.span(owned(rank, number)));
         let fold = Step::Fold { own: BufferRef::Input.span(mine.clone()), parts: 0, dst: BufferRef::Output.span(mine.clone()) };
-        let gather = (1..n).flat_map(move |k| {
-            let (to, from) = (p.ahead(k), p.behind(k));
-            [
-                Step::Send { to, src: BufferRef::Output.span(mine.clone()) },
-                Step::Recv { from, dst: BufferRef::Output.span(owned(from, number)) },
-            ]
-        });
+        let (src, result) = (BufferRef::Output.span(mine), move |rank| BufferRef::Output.span(owned(rank, number)));
+        let gather = exchange(p, src.len, move |to| Step::Send { to, src }, move |from| Step::Recv { from, dst: result(from) });
         scatter.chain([fold]).chain(gather)
     })
 }
@@ -77,10 +73,43 @@ pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
 /// owns into scratch, in the order of ranks.
 fn exchange_parts(p: Problem<'_>, owned: impl Fn(usize) -> Span + Copy) -> impl Iterator<Item = Step> {
     let len = owned(p.rank).len;
-    (1..p.world).flat_map(move |k| {
-        let (to, from) = (p.ahead(k), p.behind(k));
+    let receive = move |from| {
         let at = (from - usize::from(from > p.rank)) * len;
-        [Step::Send { to, src: owned(to) }, Step::Recv { from, dst: BufferRef::Scratch.span(at..at + len) }]
+        Step::Recv { from, dst: BufferRef::Scratch.span(at..at + len) }
+    };
+    exchange(p, len, move |to| Step::Send { to, src: owned(to) }, receive)
+}
+
+/// Sends to and receives from every other rank, about `len` elements each.
+fn exchange(
+    p: Problem<'_>,
+    len: usize,
+    send: impl Fn(Rank) -> Step,
+    receive: impl Fn(Rank) -> Step,
+) -> impl Iterator<Item = Step> {
+    in_flight(p, len, p.world - 1, move |i| send(p.ahead(i + 1)), move |i| receive(p.behind(i + 1)))
+}
+
+/// Short messages that a rank sends before it waits for the first that it receives. They take one
+/// latency together.
+pub(super) const IN_FLIGHT: usize = 16;
+
+/// Sends and receives `count` messages of about `len` elements each. A rank sends [`IN_FLIGHT`] short
+/// messages before it waits. Of long ones it sends two: the link is busy while an answer is on its way,
+/// and each receiver has few senders at a time.
+fn in_flight(
+    p: Problem<'_>,
+    len: usize,
+    count: usize,
+    send: impl Fn(usize) -> Step,
+    receive: impl Fn(usize) -> Step,
+) -> impl Iterator<Item = Step> {
+    let before = if len <= p.segment / IN_FLIGHT { IN_FLIGHT } else { 2 };
+    let before = before.min(count);
+    (0..(count + before).saturating_sub(1)).flat_map(move |i| {
+        let sent = (i < count).then(|| send(i));
+        let received = (i + 1).checked_sub(before).map(&receive);
+        sent.into_iter().chain(received)
     })
 }
 
@@ -88,10 +117,8 @@ fn exchange_parts(p: Problem<'_>, owned: impl Fn(usize) -> Span + Copy) -> impl 
 pub(super) fn all_gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let block = move |rank: usize| BufferRef::Output.span(p.recvs.range(rank));
     let own = BufferRef::Input.span(0..block(p.rank).len);
-    let exchange = (1..p.world).flat_map(move |k| {
-        let (to, from) = (p.ahead(k), p.behind(k));
-        [Step::Send { to, src: own }, Step::Recv { from, dst: block(from) }]
-    });
+    let longest = p.recvs.longest(p.world);
+    let exchange = exchange(p, longest, move |to| Step::Send { to, src: own }, move |from| Step::Recv { from, dst: block(from) });
     std::iter::once(Step::Copy { src: own, dst: block(p.rank) }).chain(exchange)
 }
 
@@ -101,10 +128,12 @@ pub(super) fn all_gather(p: Problem<'_>) -> impl Iterator<Item = Step> {
 pub(super) fn all_to_all(p: Problem<'_>) -> impl Iterator<Item = Step> {
     let src = move |rank: usize| BufferRef::Input.span(p.sends.range(rank));
     let dst = move |rank: usize| BufferRef::Output.span(p.recvs.range(rank));
-    let exchange = (0..p.world)
-        .map(move |k| (k + p.world - p.rank) % p.world)
-        .filter(move |&peer| peer != p.rank)
-        .flat_map(move |peer| [Step::Send { to: peer, src: src(peer) }, Step::Recv { from: peer, dst: dst(peer) }]);
+    // In the round of twice its number, a rank is its own partner.
+    let alone = 2 * p.rank % p.world;
+    let partner = move |i: usize| (i + usize::from(i >= alone) + p.world - p.rank) % p.world;
+    let send = move |i| Step::Send { to: partner(i), src: src(partner(i)) };
+    let receive = move |i| Step::Recv { from: partner(i), dst: dst(partner(i)) };
+    let exchange = in_flight(p, p.sends.longest(p.world), p.world - 1, send, receive);
     std::iter::once(Step::Copy { src: src(p.rank), dst: dst(p.rank) }).chain(exchange)
 }
 

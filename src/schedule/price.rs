@@ -6,6 +6,7 @@
 //! its network interface.
 
 use super::algorithm::Algorithm;
+use super::direct::IN_FLIGHT;
 use super::model::{Choice, CostModel, Layout};
 use crate::types::Op;
 
@@ -284,14 +285,17 @@ impl Messages {
         }
     }
 
-    /// Every rank exchanges `block` bytes with every other, in `times` rounds.
+    /// Every rank exchanges `block` bytes with every other, `times` times. As many messages as are in
+    /// flight take one latency; the latency of long ones passes while others are sent.
     fn pairwise(&self, block: f64, times: f64) -> Price {
         let Messages { n, per_host, .. } = *self;
+        let is_short = block <= (segment_bytes(Algorithm::Direct) / IN_FLIGHT) as f64;
+        let rounds = if is_short { ((n - 1.0) / IN_FLIGHT as f64).ceil() } else { 1.0 };
         Price {
             network_bytes: per_host * (n - per_host) * block,
             local_bytes: (per_host - 1.0) * block,
             messages: times * (n - 1.0),
-            ..self.rounds(times, 0.0)
+            ..self.rounds(times * rounds, 0.0)
         }
     }
 
