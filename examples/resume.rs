@@ -1,5 +1,5 @@
-//! A program that continues where it was when its launcher starts it again, with as many ranks or with
-//! others: its state is in a file, which rank 0 writes after every step.
+//! A program that continues where it was when its launcher starts it again, with as many ranks or
+//! with others: its state is in a file, which rank 0 writes after every step.
 //!
 //! `cargo build --release --examples`, then `torchrun --nproc-per-node 4 --max-restarts 3 --no-python
 //! target/release/examples/resume FILE [STEPS [MILLISECONDS]]` with the number of steps, and how long

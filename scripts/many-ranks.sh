@@ -5,8 +5,8 @@
 #     scripts/many-ranks.sh [RANKS [OP [KOLO]]]
 #
 # OP is an operation of `kolo bench`, of 8 bytes. Reads KOLO_* variables: KOLO_TRANSPORT=tcp has all
-# ranks use TCP. Fails if a rank fails, if the job takes longer than LIMIT seconds (default 600), or if
-# more connections fail than there are ranks.
+# ranks use TCP. Fails if a rank fails, if the job takes longer than LIMIT seconds (default 600), or
+# if more connections fail than there are ranks.
 set -euo pipefail
 
 ranks=${1:-256} op=${2:-all_reduce} kolo=${3:-target/release/kolo}

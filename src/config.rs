@@ -80,13 +80,14 @@ numbered! {
 }
 
 numbered! {
-    /// Where ranks that each have a GPU of their own wait for each other, in a large operation on buffers
-    /// that are open to all of them. Data that passes through areas waits on the host in any case.
+    /// Where ranks that each have a GPU of their own wait for each other, in a large operation on
+    /// buffers that are open to all of them. Data that passes through areas waits on the host in any
+    /// case.
     #[derive(Default)]
     #[non_exhaustive]
     pub enum DeviceWaits {
-        /// In the kernels, if no GPU limits the time of a kernel; otherwise on the host. This also allows
-        /// one-shot all-reduces.
+        /// In the kernels, if no GPU limits the time of a kernel; otherwise on the host. This also
+        /// allows one-shot all-reduces.
         #[default]
         Kernels = 0, "kernels";
         /// On the host.
@@ -120,8 +121,8 @@ impl WireDType {
     }
 }
 
-/// The variables that kolo, its program and torch_kolo read or set, in alphabetical order. `docs/settings.md`
-/// describes them.
+/// The variables that kolo, its program and torch_kolo read or set, in alphabetical order.
+/// `docs/settings.md` describes them.
 pub const VARIABLES: &[&str] = &[
     "KOLO_ALGORITHM",
     "KOLO_AS_GLOO",
@@ -350,8 +351,8 @@ fn selection(env: Env<'_>) -> Result<(Option<Algorithm>, CostModel)> {
     Ok((algorithm, model))
 }
 
-/// Returns the folder for files that later jobs use: `KOLO_CACHE_DIR`, or `kolo` in the cache folder of
-/// the system.
+/// Returns the folder for files that later jobs use: `KOLO_CACHE_DIR`, or `kolo` in the cache folder
+/// of the system.
 pub(crate) fn cache_folder(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let set = |name| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("KOLO_CACHE_DIR")

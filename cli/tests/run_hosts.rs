@@ -187,7 +187,7 @@ fn a_hostfile_names_the_hosts() {
     assert_eq!((count("] b"), count("] a")), (3, 4), "{out}{}", text(&output.stderr));
     fs::write(bed.0.join("wrong"), "a\nb slots=many\n").unwrap();
     for (file, hint) in [
-        ("wrong", "kolo run: wrong:2: \"many\" is no number of slots"),
+        ("wrong", "kolo run: wrong:2: \"many\" is not a number of slots"),
         ("missing", "kolo run: --hostfile missing: it cannot be read: No such file"),
         ("/dev/null", "it has no host"),
     ] {

@@ -306,7 +306,7 @@ fn a_script_reads_who_is_late() {
     assert_eq!((&waited["rank"], &waited["by"]), (&Value::from(LATE), &serde_json::json!([0, 2])));
     assert_eq!((&waited["op"], &waited["comm"]), (&Value::from("all_reduce"), &Value::from("0")));
     assert!(
-        waited["why"].as_str().unwrap().starts_with("it has not called it")
+        waited["why"].as_str().unwrap().starts_with("it has not called the operation")
             || waited["why"].as_str().unwrap().starts_with("it has called no"),
         "{waited}"
     );

@@ -1,6 +1,6 @@
 //! Connects the ranks of a job: the rendezvous, then the host groups.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::address;
@@ -48,18 +48,20 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let job_rank = RankOfJob { job: start.identity.job().to_owned(), run, rank: start.rank, members: members.clone() };
     let links = LinkSettings { sockets: settings.sockets, tls };
     let rank = start.rank;
-    let offered = Offered::begin(start, &identity, &peers, &board)?;
+    let (identity_of_job, offered) = (identity.clone(), OnceLock::new());
     let network =
-        Network { _listener: listener, mailbox, board, identity: identity.clone(), peers, rank, links, _offered: offered };
-    let network = Arc::new(network);
+        Arc::new(Network { _listener: listener, mailbox, board, identity: identity_of_job, peers, rank, links, offered });
     let recorder = Recorder::new(job_rank, start.settings.trace_dir.clone(), start.settings.failure_file.clone());
     let mut fabric = Fabric::of_network(network.clone(), WORLD, recorder);
 
-    let connections = host_connections(start, &network, &candidates, &fabric.status().cancel).map_err(|failed| {
+    // All ranks have the table now, so they also learn why this one fails.
+    let report = |error| {
         let (timeout, cancel) = (start.settings.timeout, fabric.status().cancel.clone());
         let info = CommInfo { rank, members: members.clone(), timeout, start_timeout: timeout, cancel };
-        agree_on_report(fabric.status(), &info, peer_failed(failed, &members, began))
-    })?;
+        agree_on_report(fabric.status(), &info, error)
+    };
+    let connections = host_connections(start, &network, &candidates, &fabric.status().cancel)
+        .map_err(|failed| report(peer_failed(failed, &members, began)))?;
     let together = connections.as_ref().map_or(vec![rank], |connections| connections.members().to_vec());
     let hosts = if together.len() == start.world_size {
         vec![0; start.world_size]
@@ -72,6 +74,9 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
         return Err(Error::Unsupported { what: "transport shm", why });
     }
     tracing::info!(rank, world = start.world_size, on_host = together.len(), after = ?began.elapsed(), "connected all ranks");
+    // An address for metrics that is taken fails the start, when the others wait for this rank itself.
+    let offered = Offered::begin(start, &identity, &network.peers, &network.board).map_err(report)?;
+    network.offered.get_or_init(|| offered);
     fabric.place(hosts.into(), connections);
     Ok(Connected { fabric, settings, members })
 }

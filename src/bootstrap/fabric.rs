@@ -149,6 +149,14 @@ impl Fabric {
         Some(format!("{} {}", peer.host, peer.address.ip()))
     }
 
+    /// Returns what links in the network are made of, for people.
+    pub(crate) fn kind_of_links(&self) -> String {
+        match &self.backing {
+            Backing::Network(network) => network.links.kind(),
+            _ => "memory".to_owned(),
+        }
+    }
+
     /// Returns the ranks that have connected for a link which this rank has not asked for.
     pub(crate) fn peers_with_links(&self) -> Vec<Rank> {
         let Backing::Network(network) = &self.backing else { return Vec::new() };

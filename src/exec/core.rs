@@ -138,6 +138,11 @@ impl Core {
         }
     }
 
+    /// Makes the next choice anew: the costs have changed.
+    pub(super) fn forget_choice(&mut self) {
+        self.chosen = None;
+    }
+
     /// The engine, made with its first use.
     pub(super) fn engine(&mut self) -> Result<&mut Engine> {
         if self.engine.is_none() {

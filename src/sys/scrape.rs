@@ -55,6 +55,8 @@ impl ScrapeListener {
             ScrapeListener::Path(listener) => listener.accept()?,
         };
         socket.set_nonblocking(false)?;
+        #[cfg(target_vendor = "apple")]
+        socket.set_nosigpipe(true)?;
         Ok(ScrapeStream { socket, deadline: Instant::now() + patience })
     }
 }
@@ -68,7 +70,8 @@ pub(crate) struct ScrapeStream {
 impl ScrapeStream {
     fn left(&self) -> io::Result<Option<Duration>> {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+        // A time that rounds down to zero would be none.
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left.max(Duration::from_millis(1)))) }
     }
 }
 
@@ -82,7 +85,12 @@ impl Read for ScrapeStream {
 impl Write for ScrapeStream {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         self.socket.set_write_timeout(self.left()?)?;
-        self.socket.write(from)
+        // Without SIGPIPE, which the program may not ignore. On Apple's systems, an option of the socket
+        // does this.
+        #[cfg(all(unix, not(target_vendor = "apple")))]
+        return self.socket.send_with_flags(from, libc::MSG_NOSIGNAL);
+        #[cfg(not(all(unix, not(target_vendor = "apple"))))]
+        return self.socket.send(from);
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -137,7 +145,12 @@ mod path {
     /// Returns whether a path is a socket at which no process listens.
     fn is_abandoned(path: &Path) -> bool {
         let is_socket = path.symlink_metadata().is_ok_and(|metadata| metadata.file_type().is_socket());
-        is_socket
-            && std::os::unix::net::UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        // A process that accepts nothing still listens: a connection does not wait for it.
+        let connects = || {
+            let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None)?;
+            socket.set_nonblocking(true)?;
+            socket.connect(&socket2::SockAddr::unix(path)?)
+        };
+        is_socket && connects().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
     }
 }

@@ -8,12 +8,14 @@
 #     tests/hosts/bed.sh sent 2                 # bytes that host 2 has sent and received
 #     tests/hosts/bed.sh down
 #
-# `start` shows the output of rank 0; of another rank only if it fails. A number for each host, as in
-# `start 1,3`, starts so many ranks there.
+# `start` shows the output of rank 0; of another rank only if it fails. `start 1,3` starts one rank on
+# host 0 and three on host 1.
 #
 # Variables:
 #   BED     the name of the bed, so that several can exist; default: kolo-bed
 #   RATE    of each host's link, as tc writes it; default: 1gbit; `none` does not limit it
+#   BURST   bytes that a link catches up after a pause; default: 128kb
+#   KEEP_WINDOWS  if set, connections keep their congestion windows while they are idle
 #   NETWORK the first three bytes of the addresses; default: 10.213.79
 #   IPV6    if set, the hosts have no IPv4 address, and fd00:213:79::1 to ::4 instead
 set -euo pipefail
@@ -49,7 +51,7 @@ on() {
 # pause. The queue is like that of a switch.
 shape() {
     if [ "$rate" = none ]; then return; fi
-    tc -n "$1" qdisc add dev "$2" root tbf rate "$rate" burst 128kb limit 1mb || die "this kernel cannot shape (tbf)"
+    tc -n "$1" qdisc add dev "$2" root tbf rate "$rate" burst "${BURST:-128kb}" limit 1mb || die "this kernel cannot shape (tbf)"
 }
 
 up() {
@@ -66,6 +68,7 @@ up() {
     for ((i = 0; i < count; i++)); do
         ip netns add "$bed-$i"
         ip -n "$bed-$i" link set lo up
+        [ -z "${KEEP_WINDOWS:-}" ] || on "$i" sysctl -q net.ipv4.tcp_slow_start_after_idle=0
         ip link add eth0 netns "$bed-$i" type veth peer name "port$i" netns "$bed-switch" || die "a veth cannot be made here"
         ip -n "$bed-$i" addr add "$(address "$i")/$bits" dev eth0 ${IPV6:+nodad}
         ip -n "$bed-$i" link set eth0 up

@@ -148,17 +148,14 @@ fn use_measured(model: &mut CostModel) -> Result<(), String> {
                     KOLO_NETWORK_LATENCY or KOLO_NETWORK_BANDWIDTH gives them"
             .to_owned());
     };
-    say(&format!(
-        "{:<32} {:<32} {:>7} {:>10} {:>10} {:>10} {:>9}",
-        "from", "to", "sockets", "latency", "GB/s", "reduction", "age"
-    ));
-    for MeasuredCosts { from, to, sockets, network, reduce, at, .. } in &known {
+    say(&format!("{:<32} {:<32} {:>7} {:>10} {:>10} {:>10} {:>9}", "from", "to", "links", "latency", "GB/s", "reduction", "age"));
+    for MeasuredCosts { from, to, links, network, reduce, at, .. } in &known {
         let rate = |per_byte: f64| if per_byte > 0.0 { format!("{:.2}", 1e-9 / per_byte) } else { "-".to_owned() };
         let age = at.elapsed().unwrap_or_default().as_secs();
         let age = if age < 7200 { format!("{} min", age / 60) } else { format!("{} h", age / 3600) };
         let latency = show_seconds(network.latency);
         say(&format!(
-            "{from:<32} {to:<32} {sockets:>7} {latency:>10} {:>10} {:>10} {age:>9}",
+            "{from:<32} {to:<32} {links:>7} {latency:>10} {:>10} {:>10} {age:>9}",
             rate(network.per_byte),
             rate(*reduce)
         ));

@@ -61,7 +61,7 @@ fn factor(text: &str) -> Result<f64, String> {
 
 fn straggler(text: &str) -> Result<(Rank, f64), String> {
     let parts = text.split_once(':').and_then(|(rank, time)| Some((rank.trim().parse().ok()?, duration(time).ok()?)));
-    let (rank, late) = parts.ok_or_else(|| format!("{text:?} is no rank and time; write 3:5ms"))?;
+    let (rank, late) = parts.ok_or_else(|| format!("{text:?} is not RANK:TIME; write 3:5ms"))?;
     Ok((rank, late.as_secs_f64()))
 }
 

@@ -44,7 +44,9 @@ impl LocalRanks {
             None => command.env_remove("KOLO_FAILURE_FILE"),
         };
         // `kolo top` looks there, unless the user has chosen another folder.
-        if let (Some(folder), None) = (&self.failures, std::env::var_os("KOLO_TOP_DIR").filter(|folder| !folder.is_empty())) {
+        if let Some(folder) = &self.failures
+            && !has_top_folder(command)
+        {
             command.env("KOLO_TOP_DIR", folder.path());
         }
         prepare(command);
@@ -107,5 +109,25 @@ impl Ranks for LocalRanks {
     fn names(&self) -> Names {
         let ranks = self.first..self.first + self.processes.len();
         names(&ranks.filter_map(|rank| Some((rank, self.report(rank)?))).collect())
+    }
+}
+
+/// Whether the user has chosen where a rank lets `kolo top` find it: for this command, or in the
+/// environment that it inherits.
+fn has_top_folder(command: &Command) -> bool {
+    let given = command.get_envs().find(|(name, _)| *name == "KOLO_TOP_DIR").map(|(_, folder)| folder.map(ToOwned::to_owned));
+    given.unwrap_or_else(|| std::env::var_os("KOLO_TOP_DIR")).is_some_and(|folder| !folder.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_the_user_chose_is_kept() {
+        let mut command = Command::new("program");
+        assert!(has_top_folder(command.env("KOLO_TOP_DIR", "/run/top")));
+        assert!(!has_top_folder(command.env("KOLO_TOP_DIR", "")));
+        assert!(!has_top_folder(command.env_remove("KOLO_TOP_DIR")));
     }
 }

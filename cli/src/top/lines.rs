@@ -44,7 +44,7 @@ pub(super) fn lines(view: &View) -> Vec<Line> {
         (Style::Faint, format!("   run {}", view.run)),
     ]];
     lines.push(Vec::new());
-    verdict(view, &mut lines);
+    waited_for_lines(view, &mut lines);
     let titles = ["rank", "pid", "state", "operation", "since", "op/s", "byte/s", "waits for"];
     lines.push(Vec::new());
     lines.push(vec![(Style::Faint, columns(&titles, &RANKS))]);
@@ -59,7 +59,7 @@ pub(super) fn lines(view: &View) -> Vec<Line> {
 }
 
 /// Says which ranks keep others waiting.
-fn verdict(view: &View, lines: &mut Vec<Line>) {
+fn waited_for_lines(view: &View, lines: &mut Vec<Line>) {
     for waited in &view.waited_for {
         let WaitedFor { rank, host, pid, by, op, seq, for_s, why, .. } = waited;
         lines.push(vec![
@@ -108,7 +108,7 @@ fn host(view: &View, ranks: &[&Rank], lines: &mut Vec<Line>) {
     for rank in ranks {
         let is_waited_for = view.waited_for.iter().any(|waited| waited.rank == rank.rank);
         let style = match rank.state {
-            Doing::Stopped | Doing::Mute | Doing::Refused => Style::Bad,
+            Doing::Stopped | Doing::NoAnswer | Doing::Refused => Style::Bad,
             _ if is_waited_for => Style::Bad,
             Doing::Waiting => Style::Waits,
             Doing::Gone | Doing::Unknown => Style::Faint,
@@ -141,9 +141,9 @@ fn state_of(state: Doing) -> &'static str {
         Doing::Waiting => "waiting",
         Doing::Idle => "idle",
         Doing::Stopped => "stopped",
-        Doing::Mute => "no answer",
+        Doing::NoAnswer => "no answer",
         Doing::Gone => "gone",
-        Doing::Refused => "refuses",
+        Doing::Refused => "refused",
         Doing::Unknown => "",
     }
 }
@@ -152,7 +152,7 @@ fn state_of(state: Doing) -> &'static str {
 fn operation_of(rank: &Rank) -> (String, String) {
     let since = |seconds: f64| if seconds < 0.1 { show_seconds(seconds) } else { format!("{seconds:.1} s") };
     if let Some(silent) = rank.silent_s {
-        return ("(no news)".to_owned(), since(silent));
+        return ("(no answer)".to_owned(), since(silent));
     }
     let on = |comm: &Comm| match comm.comm.as_str() {
         "0" => String::new(),

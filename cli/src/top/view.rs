@@ -40,7 +40,7 @@ pub(super) enum Doing {
     /// The operating system reports that the process is stopped.
     Stopped,
     /// The process does not answer.
-    Mute,
+    NoAnswer,
     /// The process has ended, or has left the job.
     Gone,
     /// The process refuses to answer.
@@ -219,7 +219,7 @@ impl View {
 fn doing(known: &Known, waits: bool) -> Doing {
     match (&known.silence, &known.last) {
         (Some((_, Silence::Stopped)), _) => Doing::Stopped,
-        (Some((_, Silence::Mute | Silence::Unreachable(_))), _) => Doing::Mute,
+        (Some((_, Silence::Mute | Silence::Unreachable(_))), _) => Doing::NoAnswer,
         (Some((_, Silence::Gone)), _) => Doing::Gone,
         (Some((_, Silence::Refused(_))), _) => Doing::Refused,
         (None, None) => Doing::Unknown,
@@ -340,13 +340,13 @@ fn waited_for(state: &State, culprit: &Culprit) -> WaitedFor {
         (Some((_, silence)), _) => silence.to_string(),
         (None, None) => "it has no such communicator: it has not made it yet, or has left it".to_owned(),
         (None, Some(comm)) if comm.begun < longest.seq => {
-            let idle = comm.idle.map_or_else(String::new, |idle| format!(", and has run none for {}", seconds(idle)));
+            let idle = comm.idle.map_or_else(String::new, |idle| format!(", idle for {}", seconds(idle)));
             match comm.begun {
                 0 => format!("it has called no collective here{idle}"),
-                begun => format!("it has not called it: its last collective is #{begun}{idle}"),
+                begun => format!("it has not called the operation: its last collective is #{begun}{idle}"),
             }
         }
-        (None, Some(_)) => "it has called it, and does not complete it".to_owned(),
+        (None, Some(_)) => "it has called the operation and does not complete it".to_owned(),
     };
     WaitedFor {
         rank: *rank,
@@ -425,7 +425,7 @@ mod tests {
         };
         let (state_before, silent, why) = waited(&state);
         assert_eq!((state_before, silent), (Doing::Idle, None));
-        assert_eq!(why, "it has not called it: its last collective is #8, and has run none for 0.0 s");
+        assert_eq!(why, "it has not called the operation: its last collective is #8, idle for 0.0 s");
         state.hear(2, now + Duration::from_secs(1), Err(Silence::Stopped));
         assert_eq!(waited(&state), (Doing::Stopped, Some(2.0), "its process is stopped".to_owned()));
     }

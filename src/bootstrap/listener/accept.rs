@@ -251,8 +251,8 @@ enum ConnectionState {
 }
 
 impl Connection {
-    /// Sends a message of the handshake; false if it does not fit. They are smaller than the buffer of a fresh
-    /// socket: one that does not fit goes to a stranger.
+    /// Sends a message of the handshake; false if it does not fit. They are smaller than the buffer
+    /// of a fresh socket: one that does not fit goes to a stranger.
     fn send(&mut self, reply: &[u8]) -> bool {
         self.stream.write(reply).ok() == Some(reply.len())
     }

@@ -1,7 +1,7 @@
 //! The network of one process: its listener, its peers, and how it connects to them.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use mio::net::TcpStream;
@@ -34,7 +34,7 @@ pub(crate) struct Network {
     pub(crate) rank: Rank,
     pub(crate) links: LinkSettings,
     /// What this process offers to those that watch the job; kept until the network is dropped.
-    pub(crate) _offered: Offered,
+    pub(crate) offered: OnceLock<Offered>,
 }
 
 /// What links in the network are made of.
@@ -49,6 +49,15 @@ impl LinkSettings {
     pub(super) fn lanes(&self) -> u8 {
         // Encryption saturates a core before one connection is full.
         if self.tls.is_some() { 1 } else { self.sockets }
+    }
+
+    /// Returns what a link is made of, for people.
+    pub(crate) fn kind(&self) -> String {
+        match (&self.tls, self.lanes()) {
+            (Some(_), _) => "tls".to_owned(),
+            (None, 1) => "tcp".to_owned(),
+            (None, lanes) => format!("{lanes} tcp"),
+        }
     }
 
     /// Makes a link between two ranks of a communicator of its connections.

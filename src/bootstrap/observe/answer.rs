@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::snapshot::{Communicator, Failure, Link, OpSummary, Running, Snapshot, Wait};
+use super::snapshot::{Communicator, Failure, Link, MOST_COMMUNICATORS, OpSummary, Running, Snapshot, Wait};
 use crate::failure::{CommStatus, StatusBoard};
 use crate::sys::{self, Timeline};
 use crate::trace::{self, LinkTotal, OpTotal, Operation};
@@ -11,9 +11,6 @@ use crate::types::Rank;
 
 /// The query for a snapshot.
 pub(in crate::bootstrap) const STATUS: &[u8] = b"status";
-
-/// The most communicators that a snapshot has, those with the lowest ids.
-const MOST_COMMUNICATORS: usize = 128;
 
 /// The most links of one communicator that a snapshot has. With [`MOST_COMMUNICATORS`], a reply
 /// stays shorter than the longest that peers read: [`MOST_BYTES`] bounds what many links add.
@@ -42,11 +39,13 @@ pub(in crate::bootstrap) fn snapshot(board: &StatusBoard, rank: Rank) -> Snapsho
     for (id, status) in statuses.iter().take(MOST_COMMUNICATORS) {
         let seen = communicator(*id, status, &timeline);
         // A link takes at most this many bytes, and so do two ranks.
-        bytes += 100 * (1 + seen.links.len()) + 16 * seen.members.len();
-        communicators.push(seen);
-        if bytes >= MOST_BYTES {
+        let failure = seen.failure.as_ref().map_or(0, |failure| failure.message.len());
+        bytes += 100 * (1 + seen.links.len() + seen.running.len() + seen.totals.len()) + 16 * seen.members.len() + failure;
+        // One communicator alone is shorter than the longest reply.
+        if bytes >= MOST_BYTES && !communicators.is_empty() {
             break;
         }
+        communicators.push(seen);
     }
     let omitted = (statuses.len() - communicators.len()) as u64;
     let version = env!("CARGO_PKG_VERSION").to_owned();

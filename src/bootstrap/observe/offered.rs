@@ -1,6 +1,7 @@
 //! What a process offers to those that watch the job.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::attachment::{Attachment, AttachmentFile};
 use super::exporter::Exporter;
@@ -51,13 +52,17 @@ fn ranks_before(rank: Rank, peers: &[PeerInfo]) -> usize {
     peers[..rank].iter().filter(is_here).count()
 }
 
-/// Writes the file by which `kolo top` finds the job, within the deadline of the start.
+/// How long the other ranks wait for a folder that does not answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Writes the file by which `kolo top` finds the job.
 fn write_file(start: &Start<'_>, identity: &Identity, peers: &[PeerInfo]) -> Option<AttachmentFile> {
     let folder = start.settings.top_dir.clone()?;
     let attachment = Attachment::new(identity, peers)?;
     let (name, rank) = (folder.display().to_string(), start.rank);
     let write = move || attachment.write(&folder, rank);
-    let written = sys::by_deadline(format!("write {name}"), start.deadline, sys::SILENT_FILE, write, |error| error);
+    let deadline = start.deadline.min(Instant::now() + PATIENCE);
+    let written = sys::by_deadline(format!("write {name}"), deadline, sys::SILENT_FILE, write, |error| error);
     written
         .inspect_err(|error| tracing::warn!(%error, folder = name, "cannot write the file by which `kolo top` finds the job"))
         .ok()

@@ -8,8 +8,9 @@ use crate::wire::{Reader, Writer};
 /// Changes when readers of the former version would misunderstand a snapshot.
 const FORMAT: u64 = 1;
 
-/// The most communicators that are read, and the most ranks of one.
-const MOST_COMMUNICATORS: usize = 128;
+/// The most communicators that a snapshot has, those with the lowest ids; and the most ranks of one that
+/// are read.
+pub(super) const MOST_COMMUNICATORS: usize = 128;
 const MOST_MEMBERS: usize = 1 << 16;
 
 /// What one rank does at one moment.

@@ -362,9 +362,9 @@ fn look_for_table(
     Ok(Found::End(end.map_or_else(|error| error, |refusal| refusal.error(&start.store.url()))))
 }
 
-/// Returns how long to wait for the table before looking for a new announcement. In a large job it is
-/// longer, so that the ranks that wait do not keep the store busy: the store answers each of them twice
-/// in that time. It ends before the last look at the other ranks.
+/// Returns how long to wait for the table before looking for a new announcement. In a large job it
+/// is longer, so that the ranks that wait do not keep the store busy: the store answers each of them
+/// twice in that time. It ends before the last look at the other ranks.
 fn table_patience(start: &Start<'_>) -> Duration {
     let patience = POLL_INTERVAL * (1 + start.world_size / RANKS_OF_A_POLL).try_into().unwrap_or(u32::MAX);
     patience.min(start.left().saturating_sub(LAST_LOOK)).max(POLL_INTERVAL)

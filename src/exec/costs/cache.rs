@@ -13,13 +13,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::config;
 use crate::schedule::select::LinkCost;
 
-/// Two hosts, and the number of connections between them.
+/// Two hosts, and what the links between them are made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pair {
     /// Name and address of the first host.
     pub(crate) from: String,
     pub(crate) to: String,
-    pub(crate) sockets: u8,
+    pub(crate) links: String,
 }
 
 /// The costs of messages between two hosts, as a job has measured them.
@@ -30,8 +30,8 @@ pub struct MeasuredCosts {
     pub from: String,
     /// Name and address of the other host.
     pub to: String,
-    /// TCP connections of a link.
-    pub sockets: u8,
+    /// What a link is made of: `tcp`, several connections as in `4 tcp`, or `tls`.
+    pub links: String,
     /// What messages cost.
     pub network: LinkCost,
     /// Seconds to reduce one byte on the first host.
@@ -40,11 +40,11 @@ pub struct MeasuredCosts {
     pub at: SystemTime,
 }
 
-/// Measured costs count for so long: a network may change.
+/// How long measured costs count: a network may change.
 const LASTS: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// How long a job waits for the file.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// The longest time that a job waits for the file.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Bytes of the file that are read, and entries that are kept.
 const MOST_BYTES: u64 = 1 << 20;
@@ -66,30 +66,34 @@ pub fn measured() -> Vec<MeasuredCosts> {
 pub(super) struct Reading {
     answer: Receiver<Option<MeasuredCosts>>,
     has_found: bool,
+    is_late: bool,
 }
 
 impl Pair {
     /// Returns the pair of these hosts, as the lines of the file can have them.
-    pub(super) fn new(from: &str, to: &str, sockets: u8) -> Pair {
+    pub(super) fn new(from: &str, to: &str, links: String) -> Pair {
         let clean = |text: &str| text.replace(char::is_control, " ");
-        Pair { from: clean(from), to: clean(to), sockets }
+        Pair { from: clean(from), to: clean(to), links }
     }
 }
 
 impl Reading {
     pub(super) fn begin(pair: Pair) -> Reading {
         let (sender, answer) = channel();
+        let file = file();
         in_background(move || {
             let young = |entry: &MeasuredCosts| SystemTime::now().duration_since(entry.at).is_ok_and(|age| age < LASTS);
-            let known = file().map_or_else(Vec::new, |path| read(&path));
+            let known = file.map_or_else(Vec::new, |path| read(&path));
             // Nothing receives if the file took too long.
             _ = sender.send(known.into_iter().find(|entry| entry.is_of(&pair) && young(entry)));
         });
-        Reading { answer, has_found: false }
+        Reading { answer, has_found: false, is_late: false }
     }
 
     pub(super) fn get(&mut self) -> Option<MeasuredCosts> {
-        let found = self.answer.recv_timeout(PATIENCE).ok().flatten();
+        let answer = self.answer.recv_timeout(PATIENCE);
+        self.is_late = answer.is_err();
+        let found = answer.ok().flatten();
         self.has_found = found.is_some();
         found
     }
@@ -97,18 +101,23 @@ impl Reading {
     pub(super) fn has_found(&self) -> bool {
         self.has_found
     }
+
+    /// Whether the file has not answered in time: it may have costs, which later jobs should keep.
+    pub(super) fn is_late(&self) -> bool {
+        self.is_late
+    }
 }
 
 /// Writes what was measured to the file, for later jobs.
 pub(super) fn keep(pair: Pair, network: LinkCost, reduce: f64) {
+    let Some(path) = file() else { return };
     in_background(move || {
-        let Some(path) = file() else { return };
-        let Pair { from, to, sockets } = pair.clone();
+        let Pair { from, to, links } = pair.clone();
         // Whole seconds, as the file has them.
         let at = UNIX_EPOCH + Duration::from_secs(now());
         let mut known = read(&path);
         known.retain(|entry| !entry.is_of(&pair));
-        known.insert(0, MeasuredCosts { from, to, sockets, network, reduce, at });
+        known.insert(0, MeasuredCosts { from, to, links, network, reduce, at });
         known.truncate(MOST_ENTRIES);
         if let Err(error) = write(&path, &known) {
             tracing::debug!("cannot write {}: {error}; the next job measures the costs again", path.display());
@@ -125,33 +134,35 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs())
 }
 
+/// Returns the path of the file. Called on the caller's thread: its program may change the environment
+/// later.
 fn file() -> Option<PathBuf> {
     config::cache_folder(|name| std::env::var_os(name)).map(|folder| folder.join("network-costs"))
 }
 
 impl MeasuredCosts {
     fn is_of(&self, pair: &Pair) -> bool {
-        (&self.from, &self.to, self.sockets) == (&pair.from, &pair.to, pair.sockets)
+        (&self.from, &self.to, &self.links) == (&pair.from, &pair.to, &pair.links)
     }
 
     fn line(&self) -> String {
-        let MeasuredCosts { from, to, sockets, network: LinkCost { latency, overhead, per_byte }, reduce, at } = self;
+        let MeasuredCosts { from, to, links, network: LinkCost { latency, overhead, per_byte }, reduce, at } = self;
         let at = at.duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
-        format!("{from}\t{to}\t{sockets}\t{latency:e}\t{overhead:e}\t{per_byte:e}\t{reduce:e}\t{at}\n")
+        format!("{from}\t{to}\t{links}\t{latency:e}\t{overhead:e}\t{per_byte:e}\t{reduce:e}\t{at}\n")
     }
 
     /// Reads a line. Any program of this user may have written it.
     fn parse(line: &str) -> Option<MeasuredCosts> {
         let mut fields = line.split('\t');
         let (from, to) = (fields.next()?.to_owned(), fields.next()?.to_owned());
-        let sockets = fields.next()?.parse().ok()?;
-        // Costs by which nothing could be chosen are no costs.
+        let links = fields.next()?.to_owned();
+        // A cost that is negative, not a number or absurd is refused.
         let mut cost = || fields.next()?.parse().ok().filter(|&cost: &f64| (0.0..1e6).contains(&cost));
         let network = LinkCost { latency: cost()?, overhead: cost()?, per_byte: cost()? };
         let reduce = cost()?;
         let seconds = fields.next()?.parse().ok()?;
         let at = UNIX_EPOCH.checked_add(Duration::from_secs(seconds))?;
-        fields.next().is_none().then_some(MeasuredCosts { from, to, sockets, network, reduce, at })
+        fields.next().is_none().then_some(MeasuredCosts { from, to, links, network, reduce, at })
     }
 }
 
@@ -186,7 +197,14 @@ mod tests {
     fn entry(to: &str, seconds: u64) -> MeasuredCosts {
         let network = LinkCost { latency: 35.5e-6, overhead: 0.0, per_byte: 8e-9 };
         let at = UNIX_EPOCH + Duration::from_secs(seconds);
-        MeasuredCosts { from: "a 10.0.0.1".to_owned(), to: to.to_owned(), sockets: 2, network, reduce: 1.25e-10, at }
+        MeasuredCosts {
+            from: "a 10.0.0.1".to_owned(),
+            to: to.to_owned(),
+            links: "2 tcp".to_owned(),
+            network,
+            reduce: 1.25e-10,
+            at,
+        }
     }
 
     #[test]
@@ -218,9 +236,7 @@ mod tests {
         let good = good.trim_end();
         assert!(MeasuredCosts::parse(good).is_some());
         let fields: Vec<&str> = good.split('\t').collect();
-        for (field, bad) in
-            [(2, "256"), (3, "-1"), (4, "NaN"), (5, "inf"), (5, ""), (6, "1e7"), (7, "x"), (7, "18446744073709551616")]
-        {
+        for (field, bad) in [(3, "-1"), (4, "NaN"), (5, "inf"), (5, ""), (6, "1e7"), (7, "x"), (7, "18446744073709551616")] {
             let mut fields = fields.clone();
             fields[field] = bad;
             assert_eq!(MeasuredCosts::parse(&fields.join("\t")), None, "{bad} in field {field}");

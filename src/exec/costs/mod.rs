@@ -21,7 +21,7 @@ use cache::{Pair, Reading};
 /// The sizes of the messages whose transfer is timed, in bytes. They are tried in this order until
 /// one takes [`LONG`], so a fast network is measured with long messages, and a slow one in little
 /// time.
-const SIZES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
+const SIZES: [usize; 5] = [8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG: Duration = Duration::from_millis(4);
 
 /// Bytes of a short message.
@@ -74,6 +74,7 @@ impl Core {
         // Rank 0 sends what it has measured. Every rank that checks finds the same.
         if model.invalid().is_none() {
             self.settings.model = model;
+            self.forget_choice();
         }
         Ok(())
     }
@@ -82,14 +83,16 @@ impl Core {
     /// message that lets the partner go on.
     fn measure(&mut self, probe: &mut Probe<'_>, partner: Rank) -> Result<CostModel> {
         let pair = self.fabric.address_on_network(0).zip(self.fabric.address_on_network(partner));
-        let pair = pair.map(|(from, to)| Pair::new(&from, &to, self.settings.sockets));
+        let pair = pair.map(|(from, to)| Pair::new(&from, &to, self.fabric.kind_of_links()));
         let mut reading = pair.clone().map(Reading::begin);
         let model = match reading.as_mut().and_then(Reading::get) {
             Some(known) => CostModel { network: known.network, reduce: known.reduce, ..self.settings.model },
             None => {
                 let network = coarse_link(self.time_link(probe)?);
                 let model = CostModel { network, reduce: coarse(time_reduction()), ..self.settings.model };
-                if let Some(pair) = pair {
+                if let Some(pair) = pair
+                    && reading.as_ref().is_some_and(|reading| !reading.is_late())
+                {
                     cache::keep(pair, model.network, model.reduce);
                 }
                 model
@@ -128,6 +131,9 @@ impl Core {
             let mut time = f64::INFINITY;
             for _ in 0..FEWEST {
                 time = time.min(self.time(probe, bytes, 1)?);
+                if time >= LONG.as_secs_f64() {
+                    break;
+                }
             }
             let slope = (time - before.1) / (bytes - before.0) as f64;
             per_byte = if slope > 0.0 { slope } else { time / bytes as f64 };

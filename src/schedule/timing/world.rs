@@ -101,8 +101,8 @@ impl Ord for Entry {
     }
 }
 
-/// A simulation of the first `period` ranks. A peer beyond them does what the rank does that is as far
-/// into its own period.
+/// A simulation of the first `period` ranks. A peer beyond them does what the rank does that is as
+/// far into its own period.
 pub(super) struct World<'a> {
     programme: &'a Programme,
     scenario: &'a Scenario,
@@ -389,8 +389,8 @@ impl<'a> World<'a> {
         self.ranks[rank].incoming = Some(Incoming { channel, forward, left: bytes(step.len()), reduces, has_begun: false });
     }
 
-    /// Receives a piece of a message, reduces and forwards it. Returns the rest of the message; `None`
-    /// if nothing has arrived.
+    /// Receives a piece of a message, reduces and forwards it. Returns the rest of the message;
+    /// `None` if nothing has arrived.
     fn receive(&mut self, rank: Rank, incoming: Incoming, now: f64) -> Option<Incoming> {
         let Incoming { channel, forward, left, reduces, has_begun } = incoming;
         let bytes = self.network.channels[channel].available.min(left).min(self.piece);

@@ -68,7 +68,7 @@ fn serve() -> Result<(), String> {
     let launcher = Launcher { outgoing, window: Arc::new(Window::new(WINDOW)) };
     let job = match heard.recv_timeout(DESCRIPTION) {
         Ok(Some(Frame::Message(ToAgent::Job(job)))) => job,
-        _ => return Err("the launcher gives no job".to_owned()),
+        _ => return Err("no job came from the launcher; use the same version of kolo on both machines".to_owned()),
     };
     let program = match prepare(&job) {
         Ok(program) => program,
@@ -89,7 +89,7 @@ fn serve() -> Result<(), String> {
     }
     let ranks = LocalRanks::new(&format!("{}-{}", job.name, job.host), job.first);
     let unread = (0..job.ranks).map(|_| [AtomicBool::new(false), AtomicBool::new(false)]).collect();
-    let mut agent = Agent { launcher, ranks, first: job.first, unread, input: None, has_failed: false, ending: Ending::No };
+    let mut agent = Agent { launcher, ranks, first: job.first, unread, input: None, has_failed: false, shutdown: Shutdown::No };
     let (reading, all_read) = bounded(0);
     agent.start(&job, &program, &events, &reading);
     drop(reading);
@@ -206,7 +206,7 @@ impl Launcher {
 
 /// How far the agent is in ending its ranks of its own accord.
 #[derive(Clone, Copy)]
-enum Ending {
+enum Shutdown {
     No,
     /// The ranks were told to terminate, and are killed then.
     Terminating(Instant),
@@ -224,7 +224,7 @@ struct Agent {
     input: Option<Sender<Vec<u8>>>,
     /// Whether a rank of the job has failed.
     has_failed: bool,
-    ending: Ending,
+    shutdown: Shutdown,
 }
 
 impl Agent {
@@ -265,13 +265,13 @@ impl Agent {
     fn supervise(&mut self, events: &Receiver<Event>, heard: &Receiver<Heard>) {
         let mut silence = Instant::now() + SILENCE;
         while self.ranks.are_running() {
-            let deadline = match self.ending {
-                Ending::No => silence,
-                Ending::Terminating(deadline) | Ending::Killed(deadline) => deadline,
+            let deadline = match self.shutdown {
+                Shutdown::No => silence,
+                Shutdown::Terminating(deadline) | Shutdown::Killed(deadline) => deadline,
             };
             // After the end of the connection, its channel is closed and always ready.
             let never = crossbeam_channel::never();
-            let heard = if matches!(self.ending, Ending::No) { heard } else { &never };
+            let heard = if matches!(self.shutdown, Shutdown::No) { heard } else { &never };
             select! {
                 recv(events) -> event => match event {
                     Ok(Event::Ended(rank, status)) => self.ended(rank, status),
@@ -285,14 +285,14 @@ impl Agent {
                         _ => self.end("the connection to the launcher has ended"),
                     }
                 },
-                default(deadline.saturating_duration_since(Instant::now())) => match self.ending {
-                    Ending::No => self.end("the launcher says nothing"),
-                    Ending::Terminating(_) => {
+                default(deadline.saturating_duration_since(Instant::now())) => match self.shutdown {
+                    Shutdown::No => self.end("the launcher says nothing"),
+                    Shutdown::Terminating(_) => {
                         self.ranks.signal(Signal::KILL);
-                        self.ending = Ending::Killed(Instant::now() + LAST);
+                        self.shutdown = Shutdown::Killed(Instant::now() + LAST);
                     }
                     // The system does not end them.
-                    Ending::Killed(_) => return,
+                    Shutdown::Killed(_) => return,
                 },
             }
         }
@@ -300,7 +300,7 @@ impl Agent {
 
     /// Sends the output that is left.
     fn send_rest(&mut self, events: &Receiver<Event>, heard: &Receiver<Heard>, all_read: &Receiver<()>) {
-        while matches!(self.ending, Ending::No) {
+        while matches!(self.shutdown, Shutdown::No) {
             select! {
                 recv(all_read) -> _ => return,
                 recv(events) -> event => match event {
@@ -359,8 +359,8 @@ impl Agent {
         self.launcher.window.close();
         self.has_failed = true;
         self.ranks.signal(Signal::TERMINATE);
-        if matches!(self.ending, Ending::No) {
-            self.ending = Ending::Terminating(Instant::now() + TERMINATION);
+        if matches!(self.shutdown, Shutdown::No) {
+            self.shutdown = Shutdown::Terminating(Instant::now() + TERMINATION);
         }
     }
 }

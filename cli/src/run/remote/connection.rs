@@ -230,6 +230,9 @@ enum Stage {
     Silent,
     Greeted,
     Ready,
+    /// The agent cannot start ranks, and has said why.
+    Refused,
+    /// The agent has nothing more to say.
     Done,
 }
 
@@ -248,10 +251,11 @@ impl Shared {
         }
         let status = wait(&mut child);
         // A connection that ssh shares and keeps open (ControlPersist) keeps the pipe open.
-        _ = all_errors.recv_timeout(if stage == Stage::Done { LAST_LINES } else { END });
+        _ = all_errors.recv_timeout(if matches!(stage, Stage::Done | Stage::Refused) { LAST_LINES } else { END });
         match stage {
-            Stage::Done => {}
-            Stage::Ready => {
+            Stage::Refused => {}
+            // A rank whose end the agent has not told is lost, too.
+            Stage::Ready | Stage::Done => {
                 let why = self.why_it_was_lost(status, ended.err());
                 _ = receivers.events.send(Event::Lost(self.index, why));
             }
@@ -274,7 +278,12 @@ impl Shared {
             return Ok(());
         }
         *stage = Stage::Greeted;
-        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "the agent sends what no agent sends");
+        let wrong = || {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the agent sent a message that the protocol does not have; install the same version of kolo on all hosts",
+            )
+        };
         while let Some(frame) = read::<ToLauncher>(&mut from, LARGEST)? {
             let rank = match &frame {
                 Frame::Bytes { rank, .. } => Some(*rank),
@@ -294,7 +303,7 @@ impl Shared {
                     _ = receivers.answers.send((self.index, Ok(())));
                 }
                 Frame::Message(ToLauncher::Refused(why)) => {
-                    *stage = Stage::Done;
+                    *stage = Stage::Refused;
                     _ = receivers.answers.send((self.index, Err(format!("cannot start ranks on host {}: {why}", self.host))));
                 }
                 Frame::Message(ToLauncher::Started { rank, pid }) => _ = lock(&receivers.notes.pids).insert(rank, pid),
@@ -373,8 +382,8 @@ impl Shared {
             (Some(error), true, _) => error.to_string(),
             (Some(error), false, _) => format!("{error}; {said}"),
             (None, false, _) => said,
-            (None, true, Some(status)) => format!("{} {} without a message", self.who(), process::describe(status)),
-            (None, true, None) => format!("{} closed its output and does not end", self.who()),
+            (None, true, Some(status)) => format!("{} {} without a message", self.process_name(), process::describe(status)),
+            (None, true, None) => format!("{} closed its output and does not end", self.process_name()),
         };
         let Advice { is_remote, connection, program } = &self.advice;
         let advice = match status.and_then(|status| status.code()) {
@@ -389,13 +398,13 @@ impl Shared {
     fn why_it_was_lost(&self, status: Option<ExitStatus>, error: Option<io::Error>) -> String {
         let how = match (error, status) {
             (Some(error), _) => error.to_string(),
-            (None, Some(status)) => format!("{} {}", self.who(), process::describe(status)),
-            (None, None) => format!("{} closed its output", self.who()),
+            (None, Some(status)) => format!("{} {}", self.process_name(), process::describe(status)),
+            (None, None) => format!("{} closed its output", self.process_name()),
         };
         format!("the connection to the agent of host {} ended: {how}", self.host)
     }
 
-    fn who(&self) -> &'static str {
+    fn process_name(&self) -> &'static str {
         if self.advice.is_remote { "ssh" } else { "the agent" }
     }
 }

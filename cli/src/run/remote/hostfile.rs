@@ -100,7 +100,7 @@ mod tests {
             assert_eq!(hosts(text).as_deref(), Ok(expected), "{text:?}");
         }
         for (text, line, hint) in [
-            ("a\nb slots=x", 2, "\"x\" is no number of slots"),
+            ("a\nb slots=x", 2, "\"x\" is not a number of slots"),
             ("a slots=0", 1, "1 to 4096"),
             ("a slots", 1, "\"slots\" has no value"),
             ("a slots=", 1, "\"slots\" has no value"),

@@ -58,7 +58,7 @@ pub(super) fn name_of(text: &str) -> Result<String, String> {
     let host = match bare {
         Some(address) => {
             let ip = address.split('%').next().unwrap_or_default();
-            ip.parse::<std::net::Ipv6Addr>().map_err(|_| format!("{address} is no IPv6 address"))?;
+            ip.parse::<std::net::Ipv6Addr>().map_err(|_| format!("{address} is not an IPv6 address"))?;
             address
         }
         None if host.contains(':') => return Err(format!("write the address in brackets: [{host}]")),
@@ -68,17 +68,19 @@ pub(super) fn name_of(text: &str) -> Result<String, String> {
     // ssh would take it for an option.
     let is_option = host.starts_with('-') || user.starts_with('-');
     if host.is_empty() || is_option || !host.chars().all(is_allowed) {
-        return Err(format!("{host:?} is no name of a host"));
+        return Err(format!("{host:?} is not the name of a host"));
     }
-    if text.contains('@') && (user.is_empty() || user.chars().any(|letter| letter.is_whitespace() || letter.is_control())) {
-        return Err(format!("{user:?} is no name of a user"));
+    if text.contains('@')
+        && (user.is_empty() || !user.chars().all(|letter| letter.is_alphanumeric() || "-_.+@\\".contains(letter)))
+    {
+        return Err(format!("{user:?} is not the name of a user"));
     }
     Ok(if user.is_empty() { host.to_owned() } else { format!("{user}@{host}") })
 }
 
 pub(super) fn slots_of(text: &str) -> Result<u32, String> {
     let slots = text.parse().ok().filter(|slots| (1..=MOST_RANKS).contains(slots));
-    slots.ok_or_else(|| format!("{text:?} is no number of slots; give 1 to {MOST_RANKS}"))
+    slots.ok_or_else(|| format!("{text:?} is not a number of slots; give 1 to {MOST_RANKS}"))
 }
 
 /// Adds a host, or slots to a host that is there.

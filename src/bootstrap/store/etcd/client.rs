@@ -35,7 +35,7 @@ pub(super) enum Problem {
     NoAnswer(String),
     /// A server refused the request.
     Refused(String),
-    /// What answered is no etcd.
+    /// The answer is not that of an etcd server.
     Foreign(String),
 }
 

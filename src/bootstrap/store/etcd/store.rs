@@ -65,7 +65,20 @@ impl EtcdStore {
 
     fn ask(&self, path: &str, request: &Value, timeout: Duration) -> Result<Value, StoreError> {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        self.client.call(path, request, timeout.max(left).max(Duration::from_secs(1))).map_err(failed)
+        let until = Instant::now() + timeout.max(left).max(Duration::from_secs(1));
+        let mut last = String::new();
+        // A server may start again, and a cluster elect a leader, while the job starts.
+        let answer = poll(left, || {
+            let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            match self.client.call(path, request, left) {
+                Err(Problem::NoAnswer(why)) => {
+                    last = why;
+                    Ok(None)
+                }
+                answer => answer.map(Some).map_err(failed),
+            }
+        })?;
+        answer.ok_or_else(|| failed(Problem::NoAnswer(last)))
     }
 
     fn key(&self, key: &str) -> String {
@@ -102,7 +115,7 @@ const ADVICE: [(&str, &str); 4] = [
 
 fn failed(problem: Problem) -> StoreError {
     let what = match problem {
-        Problem::Foreign(what) => return StoreError::Foreign(format!("{what}, so it is no etcd server of version 3.4 or later")),
+        Problem::Foreign(what) => return StoreError::Foreign(format!("{what}; the server is not etcd 3.4 or later")),
         Problem::NoAnswer(what) => what,
         Problem::Refused(what) => {
             let advice = ADVICE.iter().find(|(part, _)| what.contains(part)).map_or("", |(_, advice)| advice);

@@ -41,8 +41,8 @@ pub struct TcpStoreServer {
 }
 
 impl TcpStoreServer {
-    /// Serves the ranks of one job at an address; port 0 picks a port, of `KOLO_PORTS` if that is set. The ranks share the job's
-    /// name and its secret, if it has one.
+    /// Serves the ranks of one job at an address; port 0 picks a port, of `KOLO_PORTS` if that is
+    /// set. The ranks share the job's name and its secret, if it has one.
     ///
     /// # Errors
     ///
