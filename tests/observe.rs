@@ -250,9 +250,27 @@ fn metrics_at_a_unix_socket_are_for_one_user() {
     let taken = pair("taken", |_, builder| builder.metrics(&address).start_timeout(Duration::from_secs(2)));
     let error = taken.into_iter().find_map(Result::err).unwrap().to_string();
     assert!(error.contains("KOLO_METRICS"), "{error}");
+    // Clients that hang up end no rank, although the program does not ignore the signal.
+    // SAFETY: no test of this program expects the signal.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    for _ in 0..20 {
+        UnixStream::connect(path(0)).unwrap().write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    }
     parse(&get(UnixStream::connect(path(0)).unwrap()));
     drop(comms);
     assert!(!path(0).exists() && !path(1).exists());
+}
+
+/// The other ranks do not wait for the deadline of the start.
+#[test]
+fn all_ranks_learn_whose_address_is_taken() {
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let options = |rank, builder: kolo::Builder| if rank == 0 { builder.metrics(&address) } else { builder };
+    let errors: Vec<String> =
+        pair("taken-address", options).into_iter().map(|result| result.map(drop).unwrap_err().to_string()).collect();
+    assert!(errors[0].contains("KOLO_METRICS") && errors[0].contains(&address), "{errors:?}");
+    assert!(errors[1].contains("rank 0"), "{errors:?}");
 }
 
 #[test]
