@@ -9,7 +9,8 @@ use crate::chart::{self, COLOURS, Curve};
 use crate::say;
 use crate::units::{show_bytes, show_seconds};
 
-const SIZES: [u64; 4] = [8, 1 << 20, 64 << 20, 1 << 30];
+/// Each with the unit of its times, and how many of it a second has.
+const SIZES: [(u64, &str, f64); 4] = [(8, "us", 1e6), (1 << 20, "us", 1e6), (64 << 20, "ms", 1e3), (1 << 30, "ms", 1e3)];
 
 /// The algorithms that the plots show, each in one colour in all plots.
 const SHOWN: [(Algorithm, &str); 5] = [
@@ -29,7 +30,7 @@ pub(super) fn draw(scenario: &Scenario, folder: &Path) -> Result<(), String> {
     // Beyond 1,024 ranks the curves are smooth, and simulations take seconds.
     let is_shown = |world: &usize| world / per_host >= 2 && (*world <= 1024 || world.ilog2().is_multiple_of(2));
     let worlds: Vec<usize> = worlds.into_iter().filter(is_shown).collect();
-    say(&format!("| ranks | {} |", SIZES.map(show_bytes).join(" | ")));
+    say(&format!("| ranks | {} |", SIZES.map(|(bytes, ..)| show_bytes(bytes)).join(" | ")));
     say(&format!("|---|{}", "---|".repeat(SIZES.len())));
     let mut curves: Vec<Vec<Curve>> = SIZES
         .iter()
@@ -45,11 +46,11 @@ pub(super) fn draw(scenario: &Scenario, folder: &Path) -> Result<(), String> {
             smaller
         };
         let mut row = Vec::new();
-        for (curves, bytes) in curves.iter_mut().zip(SIZES) {
+        for (curves, (bytes, _, units)) in curves.iter_mut().zip(SIZES) {
             let mut best: Option<(f64, &str)> = None;
             for candidate in candidates(Op::AllReduce, bytes, layout, &scenario.model) {
                 let Some((index, seconds)) = time(&candidate, bytes, scenario) else { continue };
-                curves[index].2.push((world as f64, seconds * 1e6));
+                curves[index].2.push((world as f64, seconds * units));
                 if best.is_none_or(|(least, _)| seconds < least) {
                     best = Some((seconds, SHOWN[index].1));
                 }
@@ -59,7 +60,7 @@ pub(super) fn draw(scenario: &Scenario, folder: &Path) -> Result<(), String> {
         say(&format!("| {world} | {} |", row.join(" | ")));
     }
     std::fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
-    let names = SIZES.map(|bytes| format!("{}, time (us)", show_bytes(bytes)));
+    let names = SIZES.map(|(bytes, unit, _)| format!("{}, time ({unit})", show_bytes(bytes)));
     for curves in &mut curves {
         curves.retain(|(_, _, points)| !points.is_empty());
     }

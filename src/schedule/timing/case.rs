@@ -16,7 +16,7 @@ const MOST_MESSAGES: u64 = 4 << 20;
 const MANY_MESSAGES: u64 = 1 << 20;
 
 /// The most pieces into which a simulation cuts what it sends, and the smallest piece.
-const MOST_PIECES: u64 = 512 << 10;
+const MOST_PIECES: u64 = 2 << 20;
 const LEAST_PIECE: u64 = 16 << 10;
 
 /// Simulates the time of `op` with `bytes` (of the buffer, or of all blocks together) by an
