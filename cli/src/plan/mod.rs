@@ -134,7 +134,7 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
             show_seconds(candidate.reduction),
             show_bytes(candidate.sent_per_rank),
             candidate.messages_per_rank,
-            if i == chosen { "chosen".to_owned() } else { why(candidate, winner) }
+            if i == chosen { "chosen".to_owned() } else { why(candidate, winner, algorithm.is_some()) }
         ));
     }
     Ok(())
@@ -166,7 +166,7 @@ fn use_measured(model: &mut CostModel) -> Result<(), String> {
 }
 
 /// Returns the main reason why a candidate loses to the winner.
-fn why(candidate: &Candidate, winner: &Candidate) -> String {
+fn why(candidate: &Candidate, winner: &Candidate, is_forced: bool) -> String {
     let losses = [
         ("latency", candidate.latency - winner.latency),
         ("transfer", candidate.transfer - winner.transfer),
@@ -174,7 +174,8 @@ fn why(candidate: &Candidate, winner: &Candidate) -> String {
     ];
     let (what, most) = losses.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or(("time", 0.0));
     if candidate.seconds <= winner.seconds {
-        return "not forced".to_owned();
+        // Of two that cost about the same, the hierarchical form is chosen.
+        return if is_forced { "not forced" } else { "about as long" }.to_owned();
     }
     format!("{:.1} times as long: {} more {what}", candidate.seconds / winner.seconds, show_seconds(most))
 }
