@@ -144,7 +144,7 @@ pub(crate) fn own() -> Result<IpAddr> {
 }
 
 /// Returns the address of this machine that a host most likely reaches: that of the route to the
-/// host, or the one that `KOLO_INTERFACE` admits. Waits for a name server at most so long.
+/// host, or the one that `KOLO_INTERFACE` admits. Waits for a name server for `patience` at most.
 pub fn address_for(host: &str, patience: Duration) -> Result<IpAddr> {
     let settings = Settings::from_env(&process_env)?;
     let target = StoreUrl::Tcp { host: host.to_owned(), port: 0 };

@@ -39,7 +39,7 @@ impl Bed {
         command.output().unwrap()
     }
 
-    /// Runs the ranks, so many on each host, and returns what rank 0 says.
+    /// Runs ranks, this number on each host, and returns what rank 0 says.
     fn start(&self, each: &str) -> String {
         let this = std::env::current_exe().unwrap();
         let output = self.run(&["start", each, this.to_str().unwrap()]);

@@ -16,7 +16,7 @@ pub(super) struct SimulateArgs {
     /// Simulate every message, with the contention of shared links, racks and stragglers
     #[arg(long)]
     pub(super) simulate: bool,
-    /// Spread the hosts evenly over so many racks, each with an uplink
+    /// Spread the hosts evenly over this many racks, each with an uplink
     #[arg(long, requires = "simulate", value_parser = clap::value_parser!(u32).range(1..), default_value = "1")]
     racks: u32,
     /// How many times the bandwidth of a rack's uplink its hosts have together
@@ -37,13 +37,13 @@ pub(super) struct SimulateArgs {
     /// Bytes that an interface sends at once after a pause, as the bucket of a token bucket filter
     #[arg(long, requires = "simulate", value_parser = bytes, default_value = "0")]
     burst: u64,
-    /// All ranks share so many processors, as on a test bed of one machine [default: one for each rank]
+    /// The number of processors that all ranks share, as on a test bed of one machine [default: one for each rank]
     #[arg(long, requires = "simulate", value_parser = clap::value_parser!(u32).range(1..))]
     processors: Option<u32>,
     /// Processor time of a message between hosts, at either end [default: 3us]
     #[arg(long, requires = "simulate", value_parser = duration)]
     overhead: Option<Duration>,
-    /// Simulate so many calls that follow each other, and print the mean
+    /// Simulate this many consecutive calls, and print the mean
     #[arg(long, requires = "simulate", value_parser = clap::value_parser!(u32).range(1..=10_000), default_value = "1")]
     calls: u32,
     /// Write the result as JSON to standard output

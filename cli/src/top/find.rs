@@ -39,7 +39,7 @@ fn in_store(args: &Args, url: &str, job: &str) -> Result<Observer, String> {
     let found = Observer::of_store(url, job, secret, deadline).map_err(|error| {
         format!(
             "{error}\nkolo top needs the secret and the job's name that the ranks have (--secret-file, --job). A store that rank 0 \
-             serves, or a file, ends when the ranks have met; for such a job, set KOLO_TOP_DIR for the ranks and for kolo top"
+             serves, or a file, ends after the rendezvous; for such a job, set KOLO_TOP_DIR for the ranks and for kolo top"
         )
     })?;
     found.ok_or_else(|| format!("no job {job:?} has started in the store {url}"))

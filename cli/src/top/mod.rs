@@ -40,12 +40,12 @@ pub(crate) struct Args {
     /// that its ranks use
     #[arg(long)]
     job: Option<String>,
-    /// A folder in which ranks have written how to ask them. If neither this nor a store is given,
+    /// The folder that the ranks have as KOLO_TOP_DIR. If neither this nor a store is given,
     /// KOLO_TOP_DIR or KOLO_STORE counts. Without them, `kolo top` looks for the jobs that `kolo
     /// run` has started on this machine
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
-    /// The store where the ranks have met, as in KOLO_STORE. It must still be there
+    /// The store of the rendezvous, as in KOLO_STORE. It must still exist
     #[arg(long, value_name = "URL", conflicts_with = "dir")]
     store: Option<String>,
     /// The file with the secret of the job, for a store. Without it, KOLO_SECRET or

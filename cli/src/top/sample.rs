@@ -35,7 +35,7 @@ pub(super) fn all_reduce(seq: u64, age: Duration) -> Running {
     Running { op: Op::AllReduce, dtype, count, bytes: 4 * count, seq, root: None, algorithm, age }
 }
 
-/// What the operations came to after so many.
+/// What this number of operations came to.
 pub(super) fn totals(begun: u64) -> Vec<OpSummary> {
     let time = Duration::from_millis(20) * begun as u32;
     vec![OpSummary { op: Op::AllReduce, begun, bytes: begun * 26_214_400, time, failed: 0 }]

@@ -2,7 +2,7 @@
 //!
 //! It holds the secret of the run and the peer infos of all ranks, and only its owner can open it.
 //! Such a process could read the secret in the memory of a rank as well. The lowest rank of each
-//! machine writes one when the ranks have met, and removes it when it ends.
+//! machine writes one after the rendezvous, and removes it when it ends.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};

@@ -11,8 +11,8 @@ use crate::bootstrap::signed::SignedStore;
 use crate::bootstrap::store::Store;
 use crate::error::{Result, StoreError};
 
-/// Returns the identity of the run in a store, and its ranks, once they have met. `None` if there is
-/// no run by the deadline, or if its ranks have not met.
+/// Returns the identity of the run in a store, and its ranks, after the rendezvous. `None` if there is
+/// no run by the deadline, or if its rendezvous has not ended.
 pub(in crate::bootstrap) fn read_members(
     store: &dyn Store,
     identity: &Identity,

@@ -50,7 +50,7 @@ impl Programme {
         }
     }
 
-    /// Returns the programme with so many elements that all chunks are equally long.
+    /// Returns the programme with as few more elements as make all chunks equally long.
     pub(super) fn padded(mut self) -> Programme {
         self.count = self.count.next_multiple_of((self.rails * self.members) as u64);
         self

@@ -84,7 +84,7 @@ pub(super) enum ToLauncher {
         /// The rank's file of failures, and how long ago it was written, in milliseconds.
         failures: Option<(String, u64)>,
     },
-    /// Rank 0 has taken so many bytes of its input.
+    /// Rank 0 has taken this many bytes of its input.
     Taken(usize),
     /// All ranks have ended, and their output was sent.
     Done,

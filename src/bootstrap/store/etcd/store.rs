@@ -110,7 +110,7 @@ const ADVICE: [(&str, &str); 4] = [
     ("authentication failed", "; check the user and the password in the store's URL"),
     ("user name is empty", "; give a user and a password in the store's URL: etcd://user:password@host:port"),
     ("permission denied", "; give the user a role that may read and write the prefix of the store's URL"),
-    ("too large", "; start etcd with a larger --max-request-bytes, or use another store for so many ranks"),
+    ("too large", "; start etcd with a larger --max-request-bytes, or use another store for this number of ranks"),
 ];
 
 fn failed(problem: Problem) -> StoreError {
