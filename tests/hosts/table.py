@@ -177,10 +177,14 @@ def number(text):
 
 
 def peers(args, hosts, each):
+    ranks = hosts * each
     with tempfile.TemporaryDirectory() as folder:
         found = contestants(args, folder, hosts, each)
         for op in args.ops:
             for size in map(number, args.sizes.split(",")):
+                if op not in ("all_reduce", "broadcast", "barrier"):
+                    # At least one element for each rank.
+                    size = max(size, 4 * ranks)
                 calls = 20 if size < 1 << 17 else 3 if size < 1 << 22 else 1
                 times = {one.name: [] for one in found}
                 for _ in range(args.rounds):
