@@ -6,6 +6,8 @@
 
 #[path = "../../tests/common/mod.rs"]
 mod common;
+#[path = "common/namespaces.rs"]
+mod namespaces;
 #[path = "../../tests/common/runner.rs"]
 mod runner;
 
@@ -15,6 +17,7 @@ use std::time::Instant;
 
 use common::{Case, DEADLINE, OPS, PATIENCE, all, check, patient, random};
 use kolo::{Communicator, DType, ReduceOp, Transport};
+use namespaces::Namespaces;
 use runner::Outcome::{self, NotRun, Passed};
 use runner::Test;
 
@@ -406,50 +409,8 @@ fn after_a_killed_run() -> Outcome {
     Passed(String::new())
 }
 
-/// Several hosts on one machine: each network namespace has its own address, and none shares memory
-/// with another.
-struct Namespaces {
-    names: Vec<String>,
-    bridge: String,
-}
-
-impl Namespaces {
-    const NETWORK: &str = "10.213.77";
-
-    fn new(count: usize) -> Result<Namespaces, String> {
-        let id = std::process::id() % 10_000;
-        let mut made = Namespaces { names: Vec::new(), bridge: format!("kolo{id}") };
-        let ip = |arguments: &str| -> Result<(), String> {
-            let output = Command::new("ip").args(arguments.split(' ')).output().map_err(|error| format!("ip: {error}"))?;
-            if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()) }
-        };
-        ip(&format!("link add {} type bridge", made.bridge))?;
-        ip(&format!("link set {} up", made.bridge))?;
-        for i in 0..count {
-            let (name, outside) = (format!("kolo{id}n{i}"), format!("kolo{id}v{i}"));
-            ip(&format!("netns add {name}"))?;
-            made.names.push(name.clone());
-            ip(&format!("link add {outside} type veth peer name eth0 netns {name}"))?;
-            ip(&format!("link set {outside} master {} up", made.bridge))?;
-            ip(&format!("-n {name} addr add {}.{}/24 dev eth0", Self::NETWORK, i + 1))?;
-            ip(&format!("-n {name} link set eth0 up"))?;
-            ip(&format!("-n {name} link set lo up"))?;
-        }
-        Ok(made)
-    }
-}
-
-impl Drop for Namespaces {
-    fn drop(&mut self) {
-        for name in &self.names {
-            let _ = Command::new("ip").args(["netns", "del", name]).status();
-        }
-        let _ = Command::new("ip").args(["link", "del", &self.bridge]).stderr(Stdio::null()).status();
-    }
-}
-
 fn network_namespaces() -> Outcome {
-    let namespaces = match Namespaces::new(3) {
+    let namespaces = match Namespaces::new("10.213.77", 3) {
         Ok(namespaces) => namespaces,
         Err(why) => return NotRun(format!("network namespaces cannot be made: {why}")),
     };
@@ -465,7 +426,7 @@ fn network_namespaces() -> Outcome {
                     .env(WORKER, "collectives auto")
                     .env("KOLO_RANK", rank.to_string())
                     .env("KOLO_WORLD_SIZE", layout.len().to_string())
-                    .env("KOLO_STORE", format!("tcp://{}.1:29777", Namespaces::NETWORK))
+                    .env("KOLO_STORE", format!("tcp://{}:29777", namespaces.address(0)))
                     .env("KOLO_SECRET", "0123456789abcdef".repeat(4))
                     .stdout(Stdio::piped())
                     .stderr(Stdio::piped())

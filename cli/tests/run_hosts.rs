@@ -5,6 +5,9 @@
 //! namespaces. The ranks are shell scripts or this program again, with the test [`be_a_rank`].
 #![cfg(unix)]
 
+#[path = "common/namespaces.rs"]
+mod namespaces;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,6 +17,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use kolo::Communicator;
+use namespaces::Namespaces;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 /// The variable that tells a rank what to do.
@@ -588,53 +592,16 @@ fn a_job_over_sshd() {
     the_secret_is_hidden(&bed, &mut bed.run(&["--hosts", "a,b", "--ssh", &ssh]));
 }
 
-/// Two network namespaces with an address each, and the launcher outside of them.
-struct Namespaces {
-    names: Vec<String>,
-    bridge: String,
-}
-
-impl Namespaces {
-    const NETWORK: &str = "10.213.78";
-
-    fn new(count: usize) -> Result<Namespaces, String> {
-        let id = std::process::id() % 10_000;
-        let mut made = Namespaces { names: Vec::new(), bridge: format!("kolor{id}") };
-        let ip = |arguments: &str| prepared(Command::new("ip").args(arguments.split(' ')));
-        ip(&format!("link add {} type bridge", made.bridge))?;
-        ip(&format!("addr add {}.254/24 dev {}", Self::NETWORK, made.bridge))?;
-        ip(&format!("link set {} up", made.bridge))?;
-        for i in 0..count {
-            let (name, outside) = (format!("kolor{id}n{i}"), format!("kolor{id}v{i}"));
-            ip(&format!("netns add {name}"))?;
-            made.names.push(name.clone());
-            ip(&format!("link add {outside} type veth peer name eth0 netns {name}"))?;
-            ip(&format!("link set {outside} master {} up", made.bridge))?;
-            ip(&format!("-n {name} addr add {}.{}/24 dev eth0", Self::NETWORK, i + 1))?;
-            ip(&format!("-n {name} link set eth0 up"))?;
-            ip(&format!("-n {name} link set lo up"))?;
-        }
-        Ok(made)
-    }
-}
-
-impl Drop for Namespaces {
-    fn drop(&mut self) {
-        for name in &self.names {
-            let _ = Command::new("ip").args(["netns", "del", name]).status();
-        }
-        let _ = Command::new("ip").args(["link", "del", &self.bridge]).stderr(Stdio::null()).status();
-    }
-}
-
 #[test]
 fn a_job_between_network_namespaces() {
     let bed = Bed::new("namespaces");
-    let namespaces = match Namespaces::new(2) {
+    // The launcher is outside of them.
+    let made = Namespaces::new("10.213.78", 2).and_then(|made| made.join().map(|()| made));
+    let namespaces = match made {
         Ok(namespaces) => namespaces,
         Err(why) => return not_run(&format!("network namespaces cannot be made: {why}")),
     };
-    let addresses = [1, 2].map(|i| format!("{}.{i}", Namespaces::NETWORK));
+    let addresses = [0, 1].map(|host| namespaces.address(host));
     let started = make_keys(&bed.0).and_then(|()| {
         let start = |i: usize| start_sshd(&bed.0, &addresses[i], 2222, Some(&namespaces.names[i]));
         Ok([start(0)?, start(1)?])
