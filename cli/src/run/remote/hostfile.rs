@@ -110,8 +110,8 @@ mod tests {
             ("a:4", 1, "in brackets"),
             ("^a", 1, "does not exclude hosts"),
             ("a slots=4096\nb", 2, "more than 4096 slots"),
-            ("-oX slots=1", 1, "no name of a host"),
-            ("a user-name=-x", 1, "no name of a host"),
+            ("-oX slots=1", 1, "not the name of a host"),
+            ("a user-name=-x", 1, "not the name of a host"),
         ] {
             let (at, problem) = hosts(text).unwrap_err();
             assert!(at == line && problem.contains(hint), "{text:?}: {at}: {problem}");

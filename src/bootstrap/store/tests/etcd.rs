@@ -262,6 +262,6 @@ fn what_is_no_etcd_server_is_named() {
             }
         });
         let error = refusal(&format!("etcd://127.0.0.1:{port}"), late());
-        assert!(error.contains(expected) && error.contains("no etcd server"), "{expected}: {error}");
+        assert!(error.contains(expected) && error.contains("is not etcd"), "{expected}: {error}");
     }
 }
