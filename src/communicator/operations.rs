@@ -32,7 +32,7 @@ macro_rules! operations {
             /// # for comm in kolo::Communicator::in_process(1)? {
             /// let mut buf = [comm.rank() as f32; 4];
             /// comm.all_reduce(&mut buf, kolo::ReduceOp::Sum)?;
-            /// assert_eq!(buf[0] as usize, (0..comm.world_size()).sum());
+            /// assert_eq!(buf[0] as usize, (0..comm.world_size()).sum::<usize>());
             /// # }
             /// # Ok(())
             /// # }
