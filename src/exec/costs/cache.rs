@@ -7,7 +7,7 @@
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::channel;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::config;
@@ -62,11 +62,12 @@ pub fn measured() -> Vec<MeasuredCosts> {
     known
 }
 
-/// A look at the file for a pair of hosts.
-pub(super) struct Reading {
-    answer: Receiver<Option<MeasuredCosts>>,
-    has_found: bool,
-    is_late: bool,
+/// What the file says of a pair of hosts.
+pub(super) enum Found {
+    Costs(MeasuredCosts),
+    Nothing,
+    /// The file has not answered in time. It may have costs, which later jobs should keep.
+    Late,
 }
 
 impl Pair {
@@ -77,34 +78,20 @@ impl Pair {
     }
 }
 
-impl Reading {
-    pub(super) fn begin(pair: Pair) -> Reading {
-        let (sender, answer) = channel();
-        let file = file();
-        in_background(move || {
-            let young = |entry: &MeasuredCosts| SystemTime::now().duration_since(entry.at).is_ok_and(|age| age < LASTS);
-            let known = file.map_or_else(Vec::new, |path| read(&path));
-            // Nothing receives if the file took too long.
-            _ = sender.send(known.into_iter().find(|entry| entry.is_of(&pair) && young(entry)));
-        });
-        Reading { answer, has_found: false, is_late: false }
-    }
-
-    pub(super) fn get(&mut self) -> Option<MeasuredCosts> {
-        let answer = self.answer.recv_timeout(PATIENCE);
-        self.is_late = answer.is_err();
-        let found = answer.ok().flatten();
-        self.has_found = found.is_some();
-        found
-    }
-
-    pub(super) fn has_found(&self) -> bool {
-        self.has_found
-    }
-
-    /// Whether the file has not answered in time: it may have costs, which later jobs should keep.
-    pub(super) fn is_late(&self) -> bool {
-        self.is_late
+/// Looks for the costs of a pair of hosts, if a job has measured them in the last week.
+pub(super) fn look_up(pair: Pair) -> Found {
+    let (sender, answer) = channel();
+    let file = file();
+    in_background(move || {
+        let young = |entry: &MeasuredCosts| SystemTime::now().duration_since(entry.at).is_ok_and(|age| age < LASTS);
+        let known = file.map_or_else(Vec::new, |path| read(&path));
+        // Nothing receives if the file took too long.
+        _ = sender.send(known.into_iter().find(|entry| entry.is_of(&pair) && young(entry)));
+    });
+    match answer.recv_timeout(PATIENCE) {
+        Ok(Some(costs)) => Found::Costs(costs),
+        Ok(None) => Found::Nothing,
+        Err(_) => Found::Late,
     }
 }
 

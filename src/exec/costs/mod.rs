@@ -16,7 +16,7 @@ use crate::reduce::Kernel;
 use crate::schedule::Algorithm;
 use crate::schedule::select::{CostModel, LinkCost};
 use crate::types::{DType, Descriptor, Op, Rank, ReduceOp};
-use cache::{Pair, Reading};
+use cache::{Found, Pair};
 
 /// The sizes of the messages whose transfer is timed, in bytes. They are tried in this order until
 /// one takes [`LONG`], so a fast network is measured with long messages, and a slow one in little
@@ -84,27 +84,23 @@ impl Core {
     fn measure(&mut self, probe: &mut Probe<'_>, partner: Rank) -> Result<CostModel> {
         let pair = self.fabric.address_on_network(0).zip(self.fabric.address_on_network(partner));
         let pair = pair.map(|(from, to)| Pair::new(&from, &to, self.fabric.kind_of_links()));
-        let mut reading = pair.clone().map(Reading::begin);
-        let model = match reading.as_mut().and_then(Reading::get) {
-            Some(known) => CostModel { network: known.network, reduce: known.reduce, ..self.settings.model },
-            None => {
-                let network = coarse_link(self.time_link(probe)?);
-                let model = CostModel { network, reduce: coarse(time_reduction()), ..self.settings.model };
-                if let Some(pair) = pair
-                    && reading.as_ref().is_some_and(|reading| !reading.is_late())
-                {
-                    cache::keep(pair, model.network, model.reduce);
-                }
-                model
-            }
+        let found = pair.clone().map_or(Found::Nothing, cache::look_up);
+        let is_cached = matches!(found, Found::Costs(_));
+        let (network, reduce) = match &found {
+            Found::Costs(known) => (known.network, known.reduce),
+            Found::Nothing | Found::Late => (coarse_link(self.time_link(probe)?), coarse(time_reduction())),
         };
+        if let (Found::Nothing, Some(pair)) = (&found, pair) {
+            cache::keep(pair, network, reduce);
+        }
+        let model = CostModel { network, reduce, ..self.settings.model };
         self.say(probe, 0, [0, 0])?;
         let LinkCost { latency, per_byte, .. } = model.network;
         tracing::info!(
             partner,
             latency_us = latency * 1e6,
             gigabytes_per_second = 1e-9 / per_byte,
-            is_cached = reading.is_some_and(|reading| reading.has_found()),
+            is_cached,
             "costs between hosts"
         );
         Ok(model)
