@@ -67,6 +67,24 @@ fn counters() -> [u64; 2] {
     })
 }
 
+/// How often an operation is counted at most. TCP sends data again that it believes lost, which it
+/// does on a busy machine without any loss; that only adds, so the lowest count is the schedule's.
+const COUNTS: usize = 8;
+
+/// Runs an operation once, and returns the bytes on the busiest link.
+fn count(comm: &Communicator, op: Op) -> u64 {
+    comm.barrier().unwrap();
+    let before = counters();
+    // All ranks have read the counters before the call.
+    comm.barrier().unwrap();
+    run(comm, op);
+    comm.barrier().unwrap();
+    let after = counters();
+    let mut most = [(after[0] - before[0]).max(after[1] - before[1])];
+    comm.all_reduce(&mut most, ReduceOp::Max).unwrap();
+    most[0]
+}
+
 pub(crate) fn rank() -> ExitCode {
     let comm = Communicator::from_env().unwrap();
     let hosts = Hosts::of(&comm);
@@ -74,19 +92,19 @@ pub(crate) fn rank() -> ExitCode {
     for op in OPS {
         // The first call opens links and takes memory.
         run(&comm, op);
-        comm.barrier().unwrap();
-        let before = counters();
-        // All ranks have read the counters before the next call.
-        comm.barrier().unwrap();
-        run(&comm, op);
-        comm.barrier().unwrap();
-        let after = counters();
-        let mut most = [(after[0] - before[0]).max(after[1] - before[1])];
-        comm.all_reduce(&mut most, ReduceOp::Max).unwrap();
+        let (mut bytes, mut counted) = (u64::MAX, 0);
+        let ratio = loop {
+            bytes = bytes.min(count(&comm, op));
+            counted += 1;
+            let ratio = bytes as f64 / hosts.fewest(op);
+            // All ranks see the same number.
+            if ratio < MOST || counted == COUNTS {
+                break ratio;
+            }
+        };
         if comm.rank() == 0 {
-            let ratio = most[0] as f64 / hosts.fewest(op);
             let algorithm = comm.algorithm(op, (comm.world_size() * BLOCK * size_of::<f32>()) as u64);
-            println!("{op:15} {:>10} B on the busiest link, {ratio:.3} of the minimum; {algorithm}", most[0]);
+            println!("{op:15} {bytes:>10} B on the busiest link, {ratio:.3} of the minimum ({counted} counted); {algorithm}");
             is_too_much |= !(0.9..MOST).contains(&ratio);
         }
     }
