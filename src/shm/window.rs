@@ -5,6 +5,7 @@
 //! [`super::pipeline`] have what it does.
 
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use super::flag_area::{FlagArea, LEFT, PRESENT, REVOKED};
 use super::flags::{FlagLines, Phases, SLOTS, WORDS, Words};
@@ -42,6 +43,8 @@ pub(crate) struct Window {
     pub(super) phases: Phases<FlagArea>,
     /// The namespace of this process's id; 0 if unknown.
     pub(super) namespace: u64,
+    /// When this rank last asked for the processes of all its peers.
+    pub(super) asked: Option<Instant>,
     /// This rank's number among those of the host.
     pub(super) rank: usize,
     /// The ranks of this host as ranks of the communicator, in order.
@@ -121,6 +124,7 @@ impl Window {
         Window {
             phases: Phases::new(flags, rank, ranks),
             namespace,
+            asked: None,
             rank,
             members,
             jobs,

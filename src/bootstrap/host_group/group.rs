@@ -21,6 +21,8 @@ pub(crate) type Readers = Box<dyn Fn(&HostGroup) -> bool + Send>;
 /// The ranks of one host, seen from one of them. Ranks are those of the job.
 pub(crate) struct HostGroup {
     rank: Rank,
+    /// The id of this process. A forked child cannot use its parent's communicators.
+    process: u32,
     members: Vec<Rank>,
     /// The first region, with [`HOME`] bytes for each member. It stays open, because stages extend
     /// it.
@@ -55,6 +57,7 @@ impl HostGroup {
         let stages = Mutex::new(Stages::new(&home, index));
         HostGroup {
             rank,
+            process: std::process::id(),
             members,
             home,
             lender,
@@ -112,7 +115,7 @@ impl HostGroup {
     /// Returns whether a process of this host has ended. All communicators share one descriptor for
     /// each process.
     pub(crate) fn process_has_ended(&self, process: Process) -> bool {
-        if process.id == std::process::id() {
+        if process.id == self.process {
             return false;
         }
         let watch = self.watches.lock().entry(process).or_insert_with(|| Arc::new(Watch::open(process))).clone();
