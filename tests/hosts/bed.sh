@@ -15,12 +15,18 @@
 #   BED     the name of the bed, so that several can exist; default: kolo-bed
 #   RATE    of each host's link, as tc writes it; default: 1gbit; `none` does not limit it
 #   BURST   bytes that a link catches up after a pause; default: 128kb
+#   DELAY   of each packet between two hosts, as in 5ms, which is a round trip of 10 ms; default: none
+#   LOSS    the part of the packets between hosts that is lost, as in 1%; default: none
 #   KEEP_WINDOWS  if set, connections keep their congestion windows while they are idle
 #   NETWORK the first three bytes of the addresses; default: 10.213.79
 #   IPV6    if set, the hosts have no IPv4 address, and fd00:213:79::1 to ::4 instead
+#
+# With DELAY or LOSS, a program (`wire.rs`, for which rustc is needed) carries the packets in place of
+# the bridge and the cables. It limits what a host receives to RATE.
 set -euo pipefail
 
 bed=${BED:-kolo-bed} rate=${RATE:-1gbit} network=${NETWORK:-10.213.79}
+folder=$(cd "$(dirname "$0")" && pwd)
 
 die() {
     echo "bed.sh: $*" >&2
@@ -63,20 +69,43 @@ up() {
     # What is half made is removed.
     trap down EXIT
     ip netns add "$bed-switch" || die "network namespaces cannot be made here"
-    ip -n "$bed-switch" link add bridge type bridge || die "a bridge cannot be made here"
-    ip -n "$bed-switch" link set bridge up
+    if [ -n "${DELAY:-}${LOSS:-}" ]; then wire "$count"; else bridge; fi
     for ((i = 0; i < count; i++)); do
         ip netns add "$bed-$i"
         ip -n "$bed-$i" link set lo up
         [ -z "${KEEP_WINDOWS:-}" ] || on "$i" sysctl -q net.ipv4.tcp_slow_start_after_idle=0
-        ip link add eth0 netns "$bed-$i" type veth peer name "port$i" netns "$bed-switch" || die "a veth cannot be made here"
+        if [ -n "${DELAY:-}${LOSS:-}" ]; then
+            ip -n "$bed-switch" link set "host$i" netns "$bed-$i" name eth0 txqueuelen 10000
+        else
+            ip link add eth0 netns "$bed-$i" type veth peer name "port$i" netns "$bed-switch" || die "a veth cannot be made here"
+            ip -n "$bed-switch" link set "port$i" master bridge up
+            shape "$bed-switch" "port$i"
+        fi
         ip -n "$bed-$i" addr add "$(address "$i")/$bits" dev eth0 ${IPV6:+nodad}
         ip -n "$bed-$i" link set eth0 up
-        ip -n "$bed-switch" link set "port$i" master bridge up
         shape "$bed-$i" eth0
-        shape "$bed-switch" "port$i"
     done
     trap - EXIT
+}
+
+bridge() {
+    ip -n "$bed-switch" link add bridge type bridge || die "a bridge cannot be made here"
+    ip -n "$bed-switch" link set bridge up
+}
+
+# Starts the program that carries the packets, and waits until it has made the interfaces.
+wire() {
+    local program
+    command -v rustc >/dev/null || die "rustc is missing, which compiles the wire that delays and loses packets"
+    program=$(mktemp -d)
+    rustc -O --edition 2024 -o "$program/wire" "$folder/wire.rs"
+    ip netns exec "$bed-switch" "$program/wire" "$1" "${DELAY:-0ms}" "${LOSS:-0%}" "$rate" </dev/null >/dev/null 2>"$program/said" &
+    while ! ip -n "$bed-switch" link show "host$(($1 - 1))" >/dev/null 2>&1; do
+        kill -0 $! 2>/dev/null || die "$(cat "$program/said")"
+        sleep 0.05
+    done
+    # The running program does not need its file.
+    rm -r "$program"
 }
 
 # All processes run inside the namespaces, and end with them.
