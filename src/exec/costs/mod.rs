@@ -19,8 +19,8 @@ use crate::types::{DType, Descriptor, Op, Rank, ReduceOp};
 use cache::{Found, Pair};
 
 /// The sizes of the messages whose transfer is timed, in bytes. They are tried in this order until
-/// one takes [`LONG`], so a fast network is measured with long messages, and a slow one in little
-/// time.
+/// one takes [`LONG`], and a round trip, longer than a short one. So a fast network is measured with
+/// long messages, and a slow one in little time.
 const SIZES: [usize; 5] = [8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG: Duration = Duration::from_millis(4);
 
@@ -121,6 +121,8 @@ impl Core {
         }
         let overhead = ((row - round_trip) / (ROW - 1) as f64).max(0.0);
         let latency = round_trip / 2.0;
+        // Within a round trip, the window of the connection sets the time, and not the network.
+        let long = LONG.as_secs_f64().max(round_trip);
         let (mut before, mut per_byte) = ((SHORT, round_trip), 0.0);
         for bytes in SIZES {
             // The first one fills the window of the connection.
@@ -128,14 +130,14 @@ impl Core {
             for _ in 0..FEWEST {
                 time = time.min(self.time(probe, bytes, 1)?);
                 // A slow network is not measured again.
-                if time >= 5.0 * LONG.as_secs_f64() {
+                if time - round_trip >= 5.0 * long {
                     break;
                 }
             }
             let slope = (time - before.1) / (bytes - before.0) as f64;
             per_byte = if slope > 0.0 { slope } else { time / bytes as f64 };
             before = (bytes, time);
-            if time >= LONG.as_secs_f64() {
+            if time - round_trip >= long {
                 break;
             }
         }
