@@ -127,6 +127,7 @@ pub const VARIABLES: &[&str] = &[
     "KOLO_ALGORITHM",
     "KOLO_AS_GLOO",
     "KOLO_CACHE_DIR",
+    "KOLO_CONGESTION_CONTROL",
     "KOLO_COPY_MODE",
     "KOLO_DEVICES",
     "KOLO_DEVICE_PATH",
@@ -191,6 +192,7 @@ pub(crate) struct Settings {
     pub(crate) start_timeout: Duration,
     pub(crate) host: Option<String>,
     pub(crate) interface: Option<String>,
+    pub(crate) congestion_control: CongestionControl,
     /// Where this process listens.
     pub(crate) ports: Option<RangeInclusive<u16>>,
     pub(crate) insecure: bool,
@@ -229,6 +231,34 @@ impl MetricsAddress {
     }
 }
 
+/// How TCP connections between ranks react to lost packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum CongestionControl {
+    /// BBR where the round trip is long, if the system has it; otherwise the system's.
+    #[default]
+    Auto,
+    /// The system's.
+    System,
+    /// The one with this name.
+    Named(String),
+}
+
+/// What [`CongestionControl::parse`] reads, for messages.
+pub(crate) const CONGESTION_CONTROL: &str = "auto, system, or the name of a congestion control of the system such as cubic";
+
+impl CongestionControl {
+    pub(crate) fn parse(text: &str) -> Option<CongestionControl> {
+        /// Linux has names of at most 15 bytes.
+        const LONGEST: usize = 15;
+        let is_name = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
+        match text {
+            "auto" => Some(CongestionControl::Auto),
+            "system" => Some(CongestionControl::System),
+            name => ((1..=LONGEST).contains(&name.len()) && is_name(name)).then(|| CongestionControl::Named(name.to_owned())),
+        }
+    }
+}
+
 /// The PEM files with which links are encrypted.
 #[derive(Clone, Debug)]
 pub(crate) struct TlsFiles {
@@ -246,7 +276,8 @@ pub(crate) struct SharedSettings {
     pub(crate) transport: Transport,
     pub(crate) copy_mode: CopyMode,
     pub(crate) reproducible: bool,
-    pub(crate) sockets: u8,
+    /// TCP connections of a link; `None` if each link has as many as its way needs.
+    pub(crate) sockets: Option<u8>,
     /// Whether buffers of any rank may be in the memory of devices.
     pub(crate) devices: bool,
     pub(crate) device_path: DevicePath,
@@ -266,7 +297,7 @@ impl Default for Settings {
                 transport: Transport::Auto,
                 copy_mode: CopyMode::Auto,
                 reproducible: false,
-                sockets: 1,
+                sockets: None,
                 devices: false,
                 device_path: DevicePath::Auto,
                 device_waits: DeviceWaits::Kernels,
@@ -279,6 +310,7 @@ impl Default for Settings {
             start_timeout: START_TIMEOUT,
             host: None,
             interface: None,
+            congestion_control: CongestionControl::Auto,
             ports: None,
             insecure: false,
             trace_dir: None,
@@ -301,8 +333,7 @@ impl Settings {
         shared.copy_mode = named(env, "KOLO_COPY_MODE")?.unwrap_or(shared.copy_mode);
         shared.flag_layout = named(env, "KOLO_FLAG_LAYOUT")?.unwrap_or(shared.flag_layout);
         shared.reproducible = parse(env, "KOLO_REPRODUCIBLE", "0 or 1", flag)?.unwrap_or(shared.reproducible);
-        shared.sockets =
-            parse(env, "KOLO_SOCKETS", SOCKETS, |text| text.parse().ok().and_then(sockets))?.unwrap_or(shared.sockets);
+        shared.sockets = parse(env, "KOLO_SOCKETS", SOCKETS, |text| text.parse().ok().and_then(sockets))?;
         shared.device_path = named(env, "KOLO_DEVICE_PATH")?.unwrap_or(shared.device_path);
         shared.device_waits = named(env, "KOLO_DEVICE_WAITS")?.unwrap_or(shared.device_waits);
         shared.wire_dtype = named(env, "KOLO_WIRE_DTYPE")?.unwrap_or(shared.wire_dtype);
@@ -321,6 +352,8 @@ impl Settings {
         settings.top_dir = env("KOLO_TOP_DIR").map(PathBuf::from);
         settings.metrics = parse(env, "KOLO_METRICS", METRICS, MetricsAddress::parse)?;
         settings.interface = ["KOLO_INTERFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"].into_iter().find_map(env);
+        settings.congestion_control =
+            parse(env, "KOLO_CONGESTION_CONTROL", CONGESTION_CONTROL, CongestionControl::parse)?.unwrap_or_default();
         settings.ports = ports(env)?;
         settings.tls = tls(env)?;
         Ok(settings)
@@ -607,6 +640,7 @@ mod tests {
             ("KOLO_FLAG_LAYOUT", "hierarchy"),
             ("KOLO_REPRODUCIBLE", "1"),
             ("KOLO_SOCKETS", "4"),
+            ("KOLO_CONGESTION_CONTROL", "cubic"),
             ("KOLO_DEVICES", "cuda"),
             ("KOLO_DEVICE_PATH", "staged"),
             ("KOLO_DEVICE_WAITS", "host"),
@@ -628,7 +662,10 @@ mod tests {
         assert_eq!(read.shared.copy_mode, CopyMode::Cma);
         assert_eq!(read.shared.flag_layout, FlagLayout::Hierarchy);
         assert!(read.shared.reproducible);
-        assert_eq!(read.shared.sockets, 4);
+        assert_eq!(read.shared.sockets, Some(4));
+        assert_eq!(read.congestion_control, CongestionControl::Named("cubic".to_owned()));
+        let system = settings(&[("KOLO_CONGESTION_CONTROL", "system")]).unwrap();
+        assert_eq!((system.shared.sockets, system.congestion_control), (None, CongestionControl::System));
         assert!(read.shared.devices);
         assert_eq!(read.shared.device_path, DevicePath::Staged);
         assert_eq!(read.shared.device_waits, DeviceWaits::Host);
@@ -676,6 +713,8 @@ mod tests {
             ("KOLO_REPRODUCIBLE", "maybe", "0 or 1"),
             ("KOLO_SOCKETS", "0", "1 to 64"),
             ("KOLO_SOCKETS", "65", "1 to 64"),
+            ("KOLO_CONGESTION_CONTROL", "b b r", "such as cubic"),
+            ("KOLO_CONGESTION_CONTROL", "a-name-of-16-byte", "such as cubic"),
             ("KOLO_DEVICES", "gpu", "none or cuda"),
             ("KOLO_DEVICE_PATH", "ipc", "staged"),
             ("KOLO_DEVICE_WAITS", "gpu", "kernels"),

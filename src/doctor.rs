@@ -10,7 +10,7 @@ use crate::bootstrap::host_group::area::{AREA, slabs_for};
 use crate::bootstrap::host_group::stage::{KEPT, STAGE};
 use crate::bootstrap::launcher::{self, Launch, Rendezvous};
 use crate::bootstrap::store::StoreUrl;
-use crate::config::{self, Settings, process_env};
+use crate::config::{self, CongestionControl, Settings, process_env};
 use crate::error::{Error, Result};
 use crate::reduce;
 use crate::sys::{self, Cuda, LocalListener, Process, Region};
@@ -82,9 +82,10 @@ pub fn examine() -> Vec<Finding> {
         findings.push(ports(chosen));
     }
     findings.extend(url.map(|url| of_store(&url, launch.ok().flatten().is_none_or(|launch| launch.rank == 0), deadline)));
+    findings.extend(congestion_control(&settings.congestion_control));
     findings.extend([local_connections(), shared_memory(), clock(), processor()]);
     let ranks = launcher::detect(&process_env).ok().flatten().map_or(1, |launch| launch.world_size);
-    findings.extend([descriptors(ranks, settings.shared.sockets.into()), cuda()]);
+    findings.extend([descriptors(ranks, settings.shared.sockets.unwrap_or(1).into()), cuda()]);
     findings
 }
 
@@ -348,6 +349,33 @@ fn clock() -> Finding {
         return Finding::warning(SUBJECT, found, advice);
     }
     Finding::fine(SUBJECT, found)
+}
+
+/// Finds out which congestion control connections to other hosts have; `None` if the system does not
+/// let processes choose it.
+fn congestion_control(chosen: &CongestionControl) -> Option<Finding> {
+    const SUBJECT: &str = "congestion control";
+    let socket = sys::tcp_socket().ok()?;
+    let systems = sys::congestion_control(&socket)?;
+    let (wanted, found) = match chosen {
+        CongestionControl::System => return Some(Finding::fine(SUBJECT, format!("the system's, {systems}"))),
+        CongestionControl::Named(name) => (name.as_str(), name.clone()),
+        CongestionControl::Auto => {
+            let tolerant = sys::TOLERANT?;
+            (tolerant, format!("the system's, {systems}, and {tolerant} over long ways"))
+        }
+    };
+    let Err(error) = sys::set_congestion_control(&socket, wanted) else { return Some(Finding::fine(SUBJECT, found)) };
+    let refused = format!("{systems}: the system refuses {wanted}: {error}");
+    // Without long ways, nothing is lost.
+    if *chosen == CongestionControl::Auto {
+        return Some(Finding::fine(SUBJECT, format!("{refused}; links over long ways have several connections instead")));
+    }
+    let advice = format!(
+        "have the administrator load tcp_{wanted} and add it to net.ipv4.tcp_allowed_congestion_control, or correct \
+         KOLO_CONGESTION_CONTROL"
+    );
+    Some(Finding::warning(SUBJECT, refused, advice))
 }
 
 fn processor() -> Finding {

@@ -97,6 +97,9 @@ pub struct kolo_config_t {
     /// The ports at which this process listens, for firewalls, as in "20000-20100". All ranks have the
     /// same range, with one port for every rank of a host and one more for the store.
     pub ports: *const c_char,
+    /// The congestion control of this rank's TCP connections, for what it sends: "auto", "system", or
+    /// a name that the system knows, such as "cubic".
+    pub congestion_control: *const c_char,
 }
 
 // SAFETY: the struct begins with its size; numbers may be zero, and texts null.
@@ -213,6 +216,9 @@ unsafe fn texts(mut builder: Builder, config: &kolo_config_t) -> Result<Builder,
         }
         if let Some(ports) = text(config.ports, "config->ports")? {
             builder = builder.ports(settings::parse_ports("config->ports", ports)?);
+        }
+        if let Some(name) = text(config.congestion_control, "config->congestion_control")? {
+            builder = builder.congestion_control(name);
         }
         if let Some(folder) = text(config.trace_dir, "config->trace_dir")? {
             builder = builder.trace_dir(folder);

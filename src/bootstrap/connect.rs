@@ -46,7 +46,8 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let candidates = candidates(&peers, start.rank, settings.transport);
     let run = peers.iter().fold(0, |run, peer| mix(run, peer.instance));
     let job_rank = RankOfJob { job: start.identity.job().to_owned(), run, rank: start.rank, members: members.clone() };
-    let links = LinkSettings { sockets: settings.sockets, tls };
+    let congestion_control = start.settings.congestion_control.clone();
+    let links = LinkSettings { sockets: settings.sockets, congestion_control, tls };
     let rank = start.rank;
     let (identity_of_job, offered) = (identity.clone(), OnceLock::new());
     let network =

@@ -144,6 +144,9 @@ impl PeerTable {
     }
 }
 
+/// Stands for the number of sockets where each link has as many as its way needs.
+const BY_WAY: u8 = 0;
+
 fn write_settings(writer: &mut Writer, settings: &SharedSettings) {
     let SharedSettings {
         algorithm,
@@ -160,7 +163,11 @@ fn write_settings(writer: &mut Writer, settings: &SharedSettings) {
         measures,
     } = settings;
     writer.number(algorithm.map_or(NO_ALGORITHM, |algorithm| algorithm as u64));
-    writer.number(*transport as u64).number(*copy_mode as u64).number((*reproducible).into()).number((*sockets).into());
+    writer
+        .number(*transport as u64)
+        .number(*copy_mode as u64)
+        .number((*reproducible).into())
+        .number(sockets.unwrap_or(BY_WAY).into());
     writer.number((*devices).into()).number(*device_path as u64).number(*device_waits as u64);
     writer.number(*flag_layout as u64).number(*wire_dtype as u64).number((*measures).into());
     let CostModel { network, local, reduce, window_sync, window_per_byte } = *model;
@@ -178,7 +185,10 @@ fn read_settings(reader: &mut Reader<'_>) -> Option<SharedSettings> {
     let transport = Transport::from_number(reader.number()?.try_into().ok()?)?;
     let copy_mode = CopyMode::from_number(reader.number()?.try_into().ok()?)?;
     let reproducible = reader.number()? != 0;
-    let sockets = crate::config::sockets(reader.size()?)?;
+    let sockets = match reader.number()? {
+        number if number == u64::from(BY_WAY) => None,
+        number => Some(crate::config::sockets(number.try_into().ok()?)?),
+    };
     let devices = reader.number()? != 0;
     let device_path = DevicePath::from_number(reader.number()?.try_into().ok()?)?;
     let device_waits = DeviceWaits::from_number(reader.number()?.try_into().ok()?)?;

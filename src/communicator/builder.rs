@@ -14,8 +14,8 @@ use crate::bootstrap::store::tcp::TcpStore;
 use crate::bootstrap::store::{self, Store, StoreUrl, masked};
 use crate::bootstrap::{self, Connected, Start};
 use crate::config::{
-    self, CopyMode, DevicePath, DeviceWaits, FOREVER, FlagLayout, MetricsAddress, Settings, SharedSettings, TlsFiles, Transport,
-    WireDType, process_env,
+    self, CongestionControl, CopyMode, DevicePath, DeviceWaits, FOREVER, FlagLayout, MetricsAddress, Settings, SharedSettings,
+    TlsFiles, Transport, WireDType, process_env,
 };
 use crate::error::{Error, Result};
 use crate::exec::Core;
@@ -60,6 +60,7 @@ pub struct Builder {
     flag_layout: Option<FlagLayout>,
     reproducible: Option<bool>,
     sockets: Option<usize>,
+    congestion_control: Option<String>,
     devices: Option<bool>,
     device_path: Option<DevicePath>,
     device_waits: Option<DeviceWaits>,
@@ -83,7 +84,7 @@ impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Builder { rank, world_size, store, store_object, store_is_served, job, secret, secret_file, .. } = self;
         let Builder { algorithm, transport, copy_mode, flag_layout, reproducible, sockets, model, .. } = self;
-        let Builder { devices, device_path, device_waits, wire_dtype, .. } = self;
+        let Builder { congestion_control, devices, device_path, device_waits, wire_dtype, .. } = self;
         let Builder {
             timeout,
             start_timeout,
@@ -113,6 +114,7 @@ impl fmt::Debug for Builder {
             .field("flag_layout", flag_layout)
             .field("reproducible", reproducible)
             .field("sockets", sockets)
+            .field("congestion_control", congestion_control)
             .field("devices", devices)
             .field("device_path", device_path)
             .field("device_waits", device_waits)
@@ -230,10 +232,19 @@ impl Builder {
         self
     }
 
-    /// Sets the number of TCP connections that share the work of one link, 1 to 64. Rank 0's value
-    /// applies to all ranks.
+    /// Sets the number of TCP connections that share the work of one link, 1 to 64. By default it is
+    /// 1, and 4 over a long way whose congestion control is not BBR. Rank 0's value applies to all
+    /// ranks.
     pub fn sockets(mut self, sockets: usize) -> Self {
         self.sockets = Some(sockets);
+        self
+    }
+
+    /// Sets the congestion control of this rank's TCP connections, for what it sends: `auto`,
+    /// `system`, or a name that the system knows, such as `cubic`. By default it is BBR where the
+    /// round trip takes 2 ms or more and the system has it, and otherwise the system's.
+    pub fn congestion_control(mut self, name: impl Into<String>) -> Self {
+        self.congestion_control = Some(name.into());
         self
     }
 
@@ -428,7 +439,13 @@ impl Builder {
             return Err(Error::setting("cost_model", format!("{cost}: {value}"), "finite costs of at least 0"));
         }
         if let Some(given) = self.sockets {
-            *sockets = config::sockets(given).ok_or_else(|| Error::setting("sockets", given.to_string(), config::SOCKETS))?;
+            let checked = config::sockets(given);
+            *sockets = Some(checked.ok_or_else(|| Error::setting("sockets", given.to_string(), config::SOCKETS))?);
+        }
+        if let Some(given) = &self.congestion_control {
+            let control = CongestionControl::parse(given);
+            settings.congestion_control =
+                control.ok_or_else(|| Error::setting("congestion_control", given, config::CONGESTION_CONTROL))?;
         }
         for (name, given) in [("timeout", self.timeout), ("start_timeout", self.start_timeout)] {
             if given.is_some_and(|given| given.is_zero()) {

@@ -65,17 +65,54 @@ pub(crate) fn own_loopback(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// Chooses a congestion control that sends at once what the window allows.
+/// The congestion control that sends at once what the window allows. Every Linux has it, and by
+/// default lets every process choose it. Other systems do not pace by default.
+pub(crate) const UNPACED: Option<&str> = if cfg!(target_os = "linux") { Some("reno") } else { None };
+
+/// The congestion control that does not take every lost packet for a full network.
+pub(crate) const TOLERANT: Option<&str> = if cfg!(target_os = "linux") { Some("bbr") } else { None };
+
+/// Chooses the congestion control of a connection. The system refuses one that it does not have, or
+/// that it keeps for the administrator.
 #[cfg(target_os = "linux")]
-pub(crate) fn send_unpaced(socket: &socket2::Socket) -> io::Result<()> {
-    // Every Linux has it, and by default lets every process choose it.
-    socket.set_tcp_congestion(b"reno")
+pub(crate) fn set_congestion_control(socket: &socket2::Socket, name: &str) -> io::Result<()> {
+    socket.set_tcp_congestion(name.as_bytes())
 }
 
-/// Other systems do not pace by default.
+/// Says that this system has no such choice.
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn send_unpaced(_: &socket2::Socket) -> io::Result<()> {
+pub(crate) fn set_congestion_control(_: &socket2::Socket, _: &str) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Limits the bytes that a connection takes beyond those that it may send now. Without the limit it
+/// takes what its buffer holds.
+#[cfg(target_os = "linux")]
+pub(crate) fn limit_unsent(socket: &socket2::Socket, bytes: u32) -> io::Result<()> {
+    socket.set_tcp_notsent_lowat(bytes)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn limit_unsent(_: &socket2::Socket, _: u32) -> io::Result<()> {
     Ok(())
+}
+
+/// Returns a TCP socket that is not connected.
+pub(crate) fn tcp_socket() -> io::Result<socket2::Socket> {
+    socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)
+}
+
+/// Returns the congestion control of a connection; `None` if the system does not say.
+#[cfg(target_os = "linux")]
+pub(crate) fn congestion_control(socket: &socket2::Socket) -> Option<String> {
+    let name = socket.tcp_congestion().ok()?;
+    let len = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+    Some(String::from_utf8_lossy(&name[..len]).into_owned())
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn congestion_control(_: &socket2::Socket) -> Option<String> {
+    None
 }
 
 /// The most bytes that one call moves; some systems refuse more than 2 GiB.

@@ -19,6 +19,9 @@ pub(crate) struct SocketInfo {
     pub(crate) retransmits: u64,
     /// The round trip, in microseconds, smoothed.
     pub(crate) round_trip: u64,
+    /// The shortest round trip so far, in microseconds, on which a busy machine has little effect;
+    /// `None` if none has been measured.
+    pub(crate) least_round_trip: Option<u64>,
 }
 
 impl SocketWatch {
@@ -42,15 +45,22 @@ impl SocketWatch {
             // bits. libc does not have the structure for every C library.
             const ROUND_TRIP: usize = 2 + 15;
             const RETRANSMITS: usize = 2 + 23;
-            let mut words = [0u32; RETRANSMITS + 1];
+            const LEAST_ROUND_TRIP: usize = 2 + 35;
+            let mut words = [0u32; LEAST_ROUND_TRIP + 1];
             let mut len = size_of_val(&words) as libc::socklen_t;
             // SAFETY: the system writes at most `len` bytes to `words`, whose bits may have any
             // value. If the descriptor is not that of a TCP connection, it fails.
             let result = unsafe {
                 libc::getsockopt(self.descriptor, libc::IPPROTO_TCP, libc::TCP_INFO, words.as_mut_ptr().cast(), &raw mut len)
             };
-            (result == 0 && len as usize == size_of_val(&words))
-                .then(|| SocketInfo { retransmits: words[RETRANSMITS].into(), round_trip: words[ROUND_TRIP].into() })
+            // The kernel has the last word since 4.6, and fills it with ones until it has measured.
+            let is_said = |word: usize| result == 0 && len as usize > word * size_of::<u32>();
+            let least = Some(words[LEAST_ROUND_TRIP]).filter(|&least| is_said(LEAST_ROUND_TRIP) && least != u32::MAX);
+            is_said(RETRANSMITS).then(|| SocketInfo {
+                retransmits: words[RETRANSMITS].into(),
+                round_trip: words[ROUND_TRIP].into(),
+                least_round_trip: least.map(u64::from),
+            })
         }
         #[cfg(any(not(target_os = "linux"), miri))]
         None
@@ -70,6 +80,8 @@ mod tests {
         let info = SocketWatch::new(&stream).read().unwrap();
         assert_eq!(info.retransmits, 0);
         assert!(info.round_trip > 0 && info.round_trip < 60_000_000, "{info:?}");
+        // The kernel's smoothed figure begins with the first round trip.
+        assert!(info.least_round_trip.is_none_or(|least| least > 0 && least <= info.round_trip), "{info:?}");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! | `link` | the trait of all links |
 //! | `mesh` | the links of one rank, and where it sleeps on them |
 //! | [`tcp`], `stripe`, [`tls`] | a link over one TCP connection, over several, and over an encrypted one |
+//! | [`way`] | what the way between two ranks asks of TCP connections |
 //! | `receive_buffer` | where arrived bytes wait, in links over sockets |
 //! | [`shm`], [`memory`], `ring_link`, `ring` | links in shared memory between processes and between threads, and their rings |
 
@@ -24,6 +25,7 @@ pub(crate) mod tcp;
 mod tests;
 #[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
 pub(crate) mod tls;
+pub(crate) mod way;
 
 pub(crate) use link::{ALIGN, Link, cause_of, is_end_of_peer};
 pub(crate) use mesh::{Mesh, NoLink, Opener};

@@ -14,6 +14,7 @@ use super::Link;
 use super::link::{received, sent};
 use super::receive_buffer::{BUFFER, ReceiveBuffer};
 use super::stripe::StripedLink;
+use super::way;
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
 use crate::sys::{self, SocketWatch};
@@ -29,23 +30,27 @@ pub(crate) fn link(mut streams: Vec<TcpStream>) -> Box<dyn Link> {
         let traffic = Traffic::of_sockets(vec![SocketWatch::new(&stream)]);
         Box::new(TcpLink { stream, arrived: ReceiveBuffer::new(), traffic })
     } else {
+        for stream in &streams {
+            if let Err(error) = sys::limit_unsent(&socket2::SockRef::from(stream), UNSENT) {
+                tracing::debug!(%error, "cannot limit what waits in a connection; its link may be slower");
+            }
+        }
         Box::new(StripedLink::new(streams))
     }
 }
+
+/// Bytes that wait in one of several connections of a link until its window allows them to be sent.
+/// With more of them, the first connection would take stripes that the others could send now.
+const UNSENT: u32 = 256 << 10;
 
 /// Sets the options of every connection of a link: no delay of small messages, and buffers that
 /// keep a fast wire busy.
 pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     let socket = socket2::SockRef::from(stream);
     socket.set_tcp_nodelay(true)?;
-    let is_local = matches!((stream.local_addr(), stream.peer_addr()), (Ok(here), Ok(there)) if here.ip() == there.ip());
-    let buffer = if is_local { LOCAL_BUFFER } else { WIRE_BUFFER };
+    let buffer = if way::is_local(stream) { LOCAL_BUFFER } else { WIRE_BUFFER };
     // The system may grant less, or refuse. That costs speed, but not correctness.
-    for result in [
-        socket.set_send_buffer_size(buffer),
-        socket.set_recv_buffer_size(buffer),
-        if is_local { sys::send_unpaced(&socket) } else { Ok(()) },
-    ] {
+    for result in [socket.set_send_buffer_size(buffer), socket.set_recv_buffer_size(buffer)] {
         if let Err(error) = result {
             tracing::debug!(%error, "cannot set an option of a socket; its link may be slower");
         }
@@ -58,8 +63,7 @@ const WIRE_BUFFER: usize = 8 << 20;
 
 /// Buffers inside a machine, in bytes. There is no wire to fill, and bytes that wait in the socket
 /// should still be in a cache when they are read: 64 MiB in both directions take 27 ms, and 38 ms
-/// with buffers of 8 MiB. Pacing has no use either: BBR sends no faster than it once saw the peer
-/// receive, and then 64 KiB take 38 us instead of 17 us.
+/// with buffers of 8 MiB.
 const LOCAL_BUFFER: usize = 1 << 20;
 
 struct TcpLink {

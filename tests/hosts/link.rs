@@ -1,5 +1,8 @@
 //! A rank: runs every collective, checks its result, and counts the bytes on its host's link.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::process::ExitCode;
 
 use kolo::{Communicator, Op, ReduceOp};
@@ -109,6 +112,46 @@ pub(crate) fn rank() -> ExitCode {
         }
     }
     if is_too_much { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// Runs every collective over a wire that delays and loses packets. Rank 0 prints the congestion control
+/// of each of its connections with other hosts.
+pub(crate) fn far_rank() -> ExitCode {
+    let comm = Communicator::from_env().unwrap();
+    OPS.into_iter().for_each(|op| run(&comm, op));
+    // Ranks also connect for a moment, to ask whether a peer that is late still lives.
+    let mut lasting = connections();
+    for _ in 0..3 {
+        run(&comm, Op::AllReduce);
+        let now = connections();
+        lasting.retain(|ends, _| now.contains_key(ends));
+    }
+    if comm.rank() == 0 {
+        println!("connections: {}", lasting.into_values().collect::<Vec<_>>().join(" "));
+    }
+    // The other ranks keep their connections until then.
+    comm.barrier().unwrap();
+    ExitCode::SUCCESS
+}
+
+/// Returns the congestion control of each connection with another host, by the addresses of its ends.
+fn connections() -> BTreeMap<[SocketAddr; 2], String> {
+    let mut found = BTreeMap::new();
+    for file in std::fs::read_dir("/proc/self/fd").unwrap() {
+        let file: i32 = file.unwrap().file_name().to_str().unwrap().parse().unwrap();
+        // SAFETY: the calls on the socket fail if the descriptor is closed or that of another file.
+        let socket = unsafe { BorrowedFd::borrow_raw(file) };
+        let socket = socket2::SockRef::from(&socket);
+        let addresses = [socket.local_addr(), socket.peer_addr()].map(|address| address.ok()?.as_socket());
+        if let [Some(here), Some(there)] = addresses
+            && here.ip() != there.ip()
+        {
+            // The connection may end meanwhile.
+            let Ok(name) = socket.tcp_congestion() else { continue };
+            found.insert([here, there], String::from_utf8(name).unwrap().trim_end_matches('\0').to_owned());
+        }
+    }
+    found
 }
 
 /// What rank `rank` gives as element `i`. Sums of these are exact.

@@ -1,5 +1,5 @@
 //! Collectives over several hosts, which `bed.sh` makes of network namespaces of this machine: their
-//! results, and the bytes that cross each host's link.
+//! results, the bytes that cross each host's link, and the connections of links over a long way.
 //!
 //! Without `KOLO_TEST_WORKER` this program is a test runner, which starts itself with that variable
 //! as the ranks.
@@ -20,6 +20,7 @@ fn main() {
 #[cfg(target_os = "linux")]
 fn main() -> std::process::ExitCode {
     match std::env::var("KOLO_TEST_WORKER") {
+        Ok(worker) if worker == "far" => link::far_rank(),
         Ok(_) => link::rank(),
         Err(_) => runner::run(tests::TESTS, 1),
     }

@@ -11,38 +11,48 @@ pub(crate) const TESTS: &[Test] = &[
     ("four_hosts", || collectives("4", "2")),
     ("three_hosts_with_one_two_and_three_ranks", || collectives("3", "1,2,3")),
     ("ipv6_only", ipv6_only),
+    ("a_long_way_with_losses", || long_way("2", "1", "auto")),
+    ("a_long_way_with_losses_without_bbr", || long_way("3", "1,2,1", "system")),
+    ("a_long_way_over_ipv6", long_way_over_ipv6),
 ];
 
 /// Hosts that exist until this is dropped.
 struct Bed {
     name: String,
-    is_ipv6: bool,
+    /// What the script and the ranks find in their environment.
+    variables: &'static [(&'static str, &'static str)],
 }
 
+/// A wire between the hosts that delays and loses packets.
+const FAR: &[(&str, &str)] = &[("DELAY", "5ms"), ("LOSS", "1%"), ("KOLO_TEST_WORKER", "far")];
+const FAR_IPV6: &[(&str, &str)] = &[("DELAY", "5ms"), ("LOSS", "1%"), ("KOLO_TEST_WORKER", "far"), ("IPV6", "1")];
+
 impl Bed {
-    fn new(hosts: &str, is_ipv6: bool) -> Result<Bed, String> {
-        let bed = Bed { name: format!("kolo-hosts-{}", std::process::id()), is_ipv6 };
+    fn new(hosts: &str, variables: &'static [(&str, &str)]) -> Result<Bed, String> {
+        let bed = Bed { name: format!("kolo-hosts-{}", std::process::id()), variables };
         let up = bed.run(&["up", hosts]);
         if up.status.success() { Ok(bed) } else { Err(String::from_utf8_lossy(&up.stderr).trim().to_owned()) }
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
+        self.run_with(arguments, &[])
+    }
+
+    fn run_with(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hosts/bed.sh");
         let mut command = Command::new("bash");
         command.arg(script).args(arguments).env("BED", &self.name).env("RATE", "none").env("KOLO_TEST_WORKER", "1");
         // The choices are those for a network of 1 Gb/s, however fast this machine is.
         command.env("KOLO_NETWORK_LATENCY", "50us").env("KOLO_NETWORK_BANDWIDTH", "0.125");
         command.env("KOLO_START_TIMEOUT", "5m");
-        if self.is_ipv6 {
-            command.env("IPV6", "1");
-        }
+        command.envs(self.variables.iter().chain(variables).copied());
         command.output().unwrap()
     }
 
     /// Runs ranks, this number on each host, and returns what rank 0 says.
-    fn start(&self, each: &str) -> String {
+    fn start(&self, each: &str, variables: &[(&str, &str)]) -> String {
         let this = std::env::current_exe().unwrap();
-        let output = self.run(&["start", each, this.to_str().unwrap()]);
+        let output = self.run_with(&["start", each, this.to_str().unwrap()], variables);
         let (said, why) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{said}\n{why}");
         said.into_owned()
@@ -58,9 +68,9 @@ impl Drop for Bed {
 /// Each collective computes what it should, and moves few bytes between hosts: `link::rank` checks
 /// both.
 fn collectives(hosts: &str, each: &str) -> Outcome {
-    match Bed::new(hosts, false) {
+    match Bed::new(hosts, &[]) {
         Ok(bed) => {
-            let said = bed.start(each);
+            let said = bed.start(each, &[]);
             assert_eq!(said.lines().filter(|line| line.contains("of the minimum")).count(), crate::link::COUNTED, "{said}");
             Passed(format!("\n{}", said.trim_end()))
         }
@@ -70,9 +80,44 @@ fn collectives(hosts: &str, each: &str) -> Outcome {
 
 /// Hosts that have no IPv4 address.
 fn ipv6_only() -> Outcome {
-    match Bed::new("2", true) {
+    match Bed::new("2", &[("IPV6", "1")]) {
         Ok(bed) => {
-            bed.start("2");
+            bed.start("2", &[]);
+            Passed(String::new())
+        }
+        Err(why) => NotRun(why),
+    }
+}
+
+/// Every collective is right although packets come late and some are lost. A link has BBR if the
+/// system allows it, otherwise several connections.
+fn long_way(hosts: &str, each: &str, control: &str) -> Outcome {
+    match Bed::new(hosts, FAR) {
+        Ok(bed) => {
+            // Every system has it, and nothing but kolo chooses another one then.
+            for host in 0..hosts.parse::<usize>().unwrap() {
+                bed.run(&["on", &format!("{host}"), "sysctl", "-qw", "net.ipv4.tcp_congestion_control=reno"]);
+            }
+            let said = bed.start(each, &[("KOLO_CONGESTION_CONTROL", control)]);
+            let connections = said.lines().find_map(|line| line.strip_prefix("connections: ")).expect("rank 0 says it");
+            let connections: Vec<&str> = connections.split(' ').collect();
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            if control == "auto" && socket.set_tcp_congestion(b"bbr").is_ok() {
+                assert_eq!(connections, ["bbr"], "one link of one connection");
+            } else {
+                assert!(connections.len().is_multiple_of(4), "links of four connections each: {connections:?}");
+                assert!(connections.iter().all(|of| *of == "reno"), "{connections:?}");
+            }
+            Passed(format!("{connections:?}"))
+        }
+        Err(why) => NotRun(why),
+    }
+}
+
+fn long_way_over_ipv6() -> Outcome {
+    match Bed::new("2", FAR_IPV6) {
+        Ok(bed) => {
+            bed.start("1", &[]);
             Passed(String::new())
         }
         Err(why) => NotRun(why),

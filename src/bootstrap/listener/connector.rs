@@ -14,6 +14,8 @@ use super::dial::{DialError, connect_local};
 use super::handshake::{Hello, Initiator, LONGEST, Step};
 use super::stream::Stream;
 use crate::bootstrap::identity::{Identity, Medium};
+use crate::config::CongestionControl;
+use crate::transport::way;
 
 /// How long the system may take to connect before the attempt is repeated, at first and at most.
 /// The system itself resends a lost packet after a second, and then at growing intervals.
@@ -45,6 +47,8 @@ impl std::fmt::Display for Target {
 pub(crate) struct Connector {
     target: Target,
     hello: Hello,
+    /// Set until the way has decided how many lanes the link has.
+    undecided: Option<CongestionControl>,
     attempt: Option<Connecting>,
     /// When the current attempt is given up unless it has connected. Without an attempt, when the
     /// next one begins.
@@ -56,7 +60,19 @@ pub(crate) struct Connector {
 impl Connector {
     pub(crate) fn new(target: Target, hello: Hello) -> Connector {
         let next = Instant::now();
-        Connector { target, hello, attempt: None, next, patience: FIRST_PATIENCE, pause: FIRST_PAUSE }
+        Connector { target, hello, undecided: None, attempt: None, next, patience: FIRST_PATIENCE, pause: FIRST_PAUSE }
+    }
+
+    /// Has the way decide how many lanes the link has, once this connection, the first of them,
+    /// exists and has this congestion control.
+    pub(crate) fn with_lanes_by_way(mut self, congestion_control: CongestionControl) -> Connector {
+        self.undecided = Some(congestion_control);
+        self
+    }
+
+    /// Returns how many lanes the link has.
+    pub(crate) fn lanes(&self) -> u8 {
+        self.hello.lanes
     }
 
     pub(crate) fn target(&self) -> &Target {
@@ -92,7 +108,14 @@ impl Connector {
                 }
                 continue;
             };
-            match attempt.advance() {
+            let advanced = attempt.connects().and_then(|is_connected| {
+                if is_connected && let Some(control) = self.undecided.take() {
+                    self.hello.lanes = attempt.lanes(&control);
+                    attempt.greet(identity, &self.hello);
+                }
+                attempt.advance()
+            });
+            match advanced {
                 Ok(true) => {
                     let attempt = self.attempt.take().expect("the attempt exists: it has just advanced");
                     return Ok(Some(attempt.stream.release(registry)?));
@@ -155,9 +178,21 @@ impl Connecting {
         Ok(Connecting { stream, initiator, is_connected: false, unsent })
     }
 
+    /// Begins with another hello. Nothing has been sent yet.
+    fn greet(&mut self, identity: &Identity, hello: &Hello) {
+        self.initiator = Initiator::new(identity, Medium::Network, hello);
+        self.unsent = self.initiator.hello().to_vec();
+    }
+
+    /// Returns how many lanes the way asks for. The system has connected.
+    fn lanes(&self, control: &CongestionControl) -> u8 {
+        let Stream::Tcp(stream) = &self.stream else { return 1 };
+        way::control_congestion(stream, control);
+        way::lanes(stream)
+    }
+
     /// Advances the attempt; returns whether the listener has admitted this process.
     fn advance(&mut self) -> Result<bool, DialError> {
-        self.is_connected = self.is_connected || self.connects()?;
         while self.is_connected {
             let result = match &self.unsent[..] {
                 [] => self.receive()?,
@@ -194,8 +229,13 @@ impl Connecting {
         Ok(Ok(false))
     }
 
-    /// Returns whether the system has connected, and sets the socket up if so.
-    fn connects(&self) -> Result<bool, DialError> {
+    /// Finds out whether the system has connected, and sets the socket up if so.
+    fn connects(&mut self) -> Result<bool, DialError> {
+        self.is_connected = self.is_connected || self.has_connected()?;
+        Ok(self.is_connected)
+    }
+
+    fn has_connected(&self) -> Result<bool, DialError> {
         let Stream::Tcp(stream) = &self.stream else { return Ok(true) };
         if let Some(error) = stream.take_error()? {
             return Err(DialError::Connect(error));

@@ -65,21 +65,35 @@ impl NetworkOpener {
         self.network.visible_process(self.members[peer]).filter(|_| self.reads_memory)
     }
 
-    /// Returns a connector to a peer of this host, or through the network for one lane of a link.
-    fn connector(&self, peer: Rank, is_local: bool, lane: usize) -> Connector {
+    /// Returns a connector to a peer of this host.
+    fn local_connector(&self, peer: Rank) -> Connector {
+        let to = self.members[peer];
+        Connector::new(self.network.target(to, true), self.network.hello(Purpose::Link, self.comm_id, to))
+    }
+
+    /// Returns a connector through the network for the next lane of a link. The first lane may decide
+    /// how many there are.
+    fn connector(&self, peer: Rank, opened: &[TcpStream], lanes: Option<u8>) -> Connector {
         let to = self.members[peer];
         let hello = self.network.hello(Purpose::Link, self.comm_id, to);
-        let lanes = if is_local { 1 } else { self.network.links.lanes() };
-        Connector::new(self.network.target(to, is_local), Hello { lane: lane as u8, lanes, ..hello })
+        let hello = Hello { lane: opened.len() as u8, lanes: lanes.unwrap_or(1), ..hello };
+        let connector = Connector::new(self.network.target(to, false), hello);
+        match lanes {
+            Some(_) => connector,
+            None => connector.with_lanes_by_way(self.network.links.congestion_control.clone()),
+        }
     }
 
     /// Continues to open a link to a higher rank.
     fn connect(&mut self, peer: Rank, registry: &Registry, token: Token) -> Result<Option<Box<dyn Link>>, NoLink> {
         let mut opening = self.opening.remove(&peer).unwrap_or_else(|| {
             let is_local = self.hosts[peer] == self.hosts[self.rank];
-            Opening { lanes: Vec::new(), connector: self.connector(peer, is_local, 0) }
+            let through_network = || self.connector(peer, &[], self.network.links.lanes());
+            let connector = if is_local { self.local_connector(peer) } else { through_network() };
+            Opening { lanes: Vec::new(), connector }
         });
         loop {
+            let mut lanes = self.network.links.lanes();
             match opening.connector.advance(&self.network.identity, registry, token) {
                 Ok(None) => {
                     self.opening.insert(peer, opening);
@@ -95,7 +109,8 @@ impl NetworkOpener {
                 },
                 Ok(Some(Stream::Tcp(stream))) => {
                     opening.lanes.push(stream);
-                    if opening.lanes.len() == usize::from(self.network.links.lanes()) {
+                    lanes = Some(opening.connector.lanes());
+                    if opening.lanes.len() == usize::from(opening.connector.lanes()) {
                         return Ok(Some(self.network.links.link(opening.lanes, End::Initiator, [self.rank, peer])?));
                     }
                 }
@@ -108,7 +123,7 @@ impl NetworkOpener {
                 }
                 Err(error) => return Err(cannot_connect(opening.connector.target(), &error).into()),
             }
-            opening.connector = self.connector(peer, false, opening.lanes.len());
+            opening.connector = self.connector(peer, &opening.lanes, lanes);
         }
     }
 

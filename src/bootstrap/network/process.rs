@@ -14,11 +14,12 @@ use crate::bootstrap::listener::handshake::{Hello, Purpose, Refusal};
 use crate::bootstrap::listener::{Connector, DialError, Listener, Stream, Target};
 use crate::bootstrap::observe::Offered;
 use crate::bootstrap::peer_info::PeerInfo;
+use crate::config::CongestionControl;
 use crate::error::Cause;
 use crate::failure::StatusBoard;
 use crate::sys::{self, LocalStream, Process};
 use crate::transport::tls::{End, Tls};
-use crate::transport::{Link, NoLink, tcp};
+use crate::transport::{Link, NoLink, tcp, way};
 use crate::types::Rank;
 
 /// What all communicators of one process use to reach the other ranks of the job.
@@ -39,29 +40,31 @@ pub(crate) struct Network {
 
 /// What links in the network are made of.
 pub(crate) struct LinkSettings {
-    /// TCP connections of one link.
-    pub(crate) sockets: u8,
+    /// TCP connections of one link; `None` if each link has as many as its way needs.
+    pub(crate) sockets: Option<u8>,
+    pub(crate) congestion_control: CongestionControl,
     pub(crate) tls: Option<Tls>,
 }
 
 impl LinkSettings {
-    /// Returns how many connections a link has.
-    pub(super) fn lanes(&self) -> u8 {
-        // Encryption saturates a core before one connection is full.
-        if self.tls.is_some() { 1 } else { self.sockets }
+    /// Returns how many connections a link has; `None` if its way decides.
+    pub(super) fn lanes(&self) -> Option<u8> {
+        // An encrypted stream cannot be divided.
+        if self.tls.is_some() { Some(1) } else { self.sockets }
     }
 
     /// Returns what a link is made of, for people.
     pub(crate) fn kind(&self) -> String {
         match (&self.tls, self.lanes()) {
             (Some(_), _) => "tls".to_owned(),
-            (None, 1) => "tcp".to_owned(),
-            (None, lanes) => format!("{lanes} tcp"),
+            (None, None | Some(1)) => "tcp".to_owned(),
+            (None, Some(lanes)) => format!("{lanes} tcp"),
         }
     }
 
     /// Makes a link between two ranks of a communicator of its connections.
     pub(super) fn link(&self, mut lanes: Vec<TcpStream>, end: End, between: [Rank; 2]) -> Result<Box<dyn Link>, Cause> {
+        lanes.iter().for_each(|lane| way::control_congestion(lane, &self.congestion_control));
         match &self.tls {
             Some(tls) if lanes.len() == 1 => tls.link(lanes.remove(0), end, between),
             Some(_) => Err(Cause::Corrupt("an encrypted link of several connections")),

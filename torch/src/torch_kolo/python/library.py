@@ -79,6 +79,7 @@ class Config(ctypes.Structure):
         ("top_dir", c_char_p),
         ("metrics", c_char_p),
         ("ports", c_char_p),
+        ("congestion_control", c_char_p),
     ]
 
 
