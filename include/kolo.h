@@ -40,7 +40,7 @@
 
 // The initial value of a kolo_config_t: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
 #define KOLO_CONFIG_INITIALIZER \
-  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0 }
 
 // The initial value of a kolo_reducer_config_t.
 #define KOLO_REDUCER_CONFIG_INITIALIZER \
@@ -222,6 +222,10 @@ typedef struct kolo_config_t {
   // The congestion control of this rank's TCP connections, for what it sends: "auto", "system", or
   // a name that the system knows, such as "cubic".
   const char *congestion_control;
+  // 1: this process joins a job that has started, as a further rank, when the ranks of the job
+  // call kolo_comm_grow. It has no rank and no number of ranks: connect with kolo_comm_init_env.
+  // -1: it does not.
+  int32_t join;
 } kolo_config_t;
 
 // A key-value store of the program that all ranks share, for kolo_comm_init_callbacks. A key has
@@ -494,6 +498,12 @@ typedef struct kolo_bucket_stats_t {
 // A device or its driver failed.
 #define KOLO_ERR_DEVICE 22
 
+// kolo_comm_grow did not admit the newcomers that it found. The communicator stays as it was.
+#define KOLO_ERR_NOT_GROWN 23
+
+// The ranks of the job did not admit this process, which was to join them.
+#define KOLO_ERR_NOT_ADMITTED 24
+
 // No error: the operation has not ended yet.
 #define KOLO_IN_PROGRESS 18
 
@@ -600,6 +610,8 @@ typedef struct kolo_bucket_stats_t {
 #define KOLO_OP_MEM_ALLOC 15
 
 #define KOLO_OP_CONNECT 16
+
+#define KOLO_OP_GROW 17
 
 #define KOLO_INT8 0
 
@@ -820,6 +832,17 @@ kolo_result_t kolo_comm_split(kolo_comm_t comm, int32_t color, int32_t key, kolo
 // fault has one second. KOLO_ERR_EXCLUDED if this rank called too late, and the others continued
 // without it.
 kolo_result_t kolo_comm_shrink(kolo_comm_t comm, kolo_comm_t *newcomm);
+
+// Admits the processes that wait to join the job (`join` in kolo_config_t): `*newcomm` has the ranks
+// of `comm` with their numbers and then the newcomers. It is NULL if no process waits, or if this
+// fails. `comm` stays usable; the caller passes it to kolo_comm_destroy when it continues with
+// `*newcomm`.
+//
+// A collective call. If no process waits, it costs a look into the store on rank 0 and a small
+// broadcast, so a program can call it every so many steps. Newcomers know nothing of the program's
+// state: send it with kolo_broadcast. KOLO_ERR_NOT_GROWN on all ranks if the store or a newcomer
+// fails: `comm` stays usable. KOLO_ERR_UNSUPPORTED if `comm` was split from another communicator.
+kolo_result_t kolo_comm_grow(kolo_comm_t comm, kolo_comm_t *newcomm);
 
 // Cancels all operations in flight on this communicator, and ends it. Calls of other threads and
 // nonblocking operations fail with KOLO_ERR_ABORTED, later ones with KOLO_ERR_REVOKED, and those

@@ -138,6 +138,7 @@ pub const VARIABLES: &[&str] = &[
     "KOLO_INSECURE",
     "KOLO_INTERFACE",
     "KOLO_JOB_ID",
+    "KOLO_JOIN",
     "KOLO_LOCAL_RANK",
     "KOLO_LOCAL_WORLD_SIZE",
     "KOLO_LOG",
@@ -196,6 +197,8 @@ pub(crate) struct Settings {
     /// Where this process listens.
     pub(crate) ports: Option<RangeInclusive<u16>>,
     pub(crate) insecure: bool,
+    /// Whether this process joins a job that has started.
+    pub(crate) join: bool,
     /// Where the flight recorder writes files, and whether SIGUSR1 makes it write one.
     pub(crate) trace_dir: Option<PathBuf>,
     pub(crate) trace_signal: bool,
@@ -313,6 +316,7 @@ impl Default for Settings {
             congestion_control: CongestionControl::Auto,
             ports: None,
             insecure: false,
+            join: false,
             trace_dir: None,
             trace_signal: false,
             top_dir: None,
@@ -345,6 +349,7 @@ impl Settings {
         settings.timeout = parse(env, "KOLO_TIMEOUT", DURATION, some_time)?.unwrap_or(settings.timeout);
         settings.start_timeout = start_timeout(env)?;
         settings.insecure = insecure(env)?.unwrap_or(settings.insecure);
+        settings.join = parse(env, "KOLO_JOIN", "0 or 1", flag)?.unwrap_or(settings.join);
         settings.host = env("KOLO_HOST");
         settings.trace_dir = env("KOLO_TRACE_DIR").map(PathBuf::from);
         settings.failure_file = path_of_environment("KOLO_FAILURE_FILE");

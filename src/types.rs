@@ -205,6 +205,8 @@ numbered! {
         Alloc = 15, "alloc";
         /// Ranks connect with each other.
         Connect = 16, "connect";
+        /// Newcomers are admitted to a larger communicator.
+        Grow = 17, "grow";
     }
 }
 

@@ -51,6 +51,10 @@ pub const KOLO_ERR_EXCLUDED: kolo_result_t = 19;
 pub const KOLO_ERR_FORKED: kolo_result_t = 21;
 /// A device or its driver failed.
 pub const KOLO_ERR_DEVICE: kolo_result_t = 22;
+/// kolo_comm_grow did not admit the newcomers that it found. The communicator stays as it was.
+pub const KOLO_ERR_NOT_GROWN: kolo_result_t = 23;
+/// The ranks of the job did not admit this process, which was to join them.
+pub const KOLO_ERR_NOT_ADMITTED: kolo_result_t = 24;
 /// No error: the operation has not ended yet.
 pub const KOLO_IN_PROGRESS: kolo_result_t = 18;
 
@@ -127,6 +131,7 @@ pub const KOLO_OP_RECV: kolo_op_t = 13;
 pub const KOLO_OP_SPLIT: kolo_op_t = 14;
 pub const KOLO_OP_MEM_ALLOC: kolo_op_t = 15;
 pub const KOLO_OP_CONNECT: kolo_op_t = 16;
+pub const KOLO_OP_GROW: kolo_op_t = 17;
 
 // The numbers are those of the crate `kolo`.
 const _: () = {
@@ -148,6 +153,7 @@ const _: () = {
         (KOLO_OP_SPLIT, Op::Split as u8),
         (KOLO_OP_MEM_ALLOC, Op::Alloc as u8),
         (KOLO_OP_CONNECT, Op::Connect as u8),
+        (KOLO_OP_GROW, Op::Grow as u8),
     ];
     assert!(ops.len() == Op::ALL.len());
     assert_same(&ops);
@@ -188,6 +194,8 @@ pub(crate) fn words(result: kolo_result_t) -> &'static CStr {
         KOLO_ERR_DEVICE => c"a device or its driver failed",
         KOLO_ERR_INTERNAL => c"a defect of kolo",
         KOLO_ERR_FORKED => c"this process was forked from the one that made the communicator",
+        KOLO_ERR_NOT_GROWN => c"newcomers were not admitted; the communicator stays as it was",
+        KOLO_ERR_NOT_ADMITTED => c"the ranks of the job did not admit this process",
         KOLO_ERR_EXCLUDED => c"the survivors of a failure continued without this rank",
         KOLO_IN_PROGRESS => c"the operation has not ended yet",
         KOLO_ERR_REDUCER => c"a reducer was used wrongly, or ranks gave it different parameters",

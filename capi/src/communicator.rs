@@ -254,6 +254,29 @@ pub unsafe extern "C" fn kolo_comm_shrink(comm: kolo_comm_t, newcomm: *mut kolo_
     })
 }
 
+/// Admits the processes that wait to join the job (`join` in kolo_config_t): `*newcomm` has the ranks
+/// of `comm` with their numbers and then the newcomers. It is NULL if no process waits, or if this
+/// fails. `comm` stays usable; the caller passes it to kolo_comm_destroy when it continues with
+/// `*newcomm`.
+///
+/// A collective call. If no process waits, it costs a look into the store on rank 0 and a small
+/// broadcast, so a program can call it every so many steps. Newcomers know nothing of the program's
+/// state: send it with kolo_broadcast. KOLO_ERR_NOT_GROWN on all ranks if the store or a newcomer
+/// fails: `comm` stays usable. KOLO_ERR_UNSUPPORTED if `comm` was split from another communicator.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_comm_grow(comm: kolo_comm_t, newcomm: *mut kolo_comm_t) -> kolo_result_t {
+    on(comm, |this| {
+        // SAFETY: the caller's pointer is null or valid, as the header says.
+        let newcomm = unsafe { place(newcomm, "newcomm")? };
+        newcomm.write(std::ptr::null_mut());
+        held::refuse("kolo_comm_grow")?;
+        if let Some(larger) = this.comm.grow()? {
+            newcomm.write(register(larger)?);
+        }
+        Ok(())
+    })
+}
+
 /// Cancels all operations in flight on this communicator, and ends it. Calls of other threads and
 /// nonblocking operations fail with KOLO_ERR_ABORTED, later ones with KOLO_ERR_REVOKED, and those
 /// of the other ranks fail, too. Any thread may call it; it returns at once. An operation in flight

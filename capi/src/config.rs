@@ -100,6 +100,10 @@ pub struct kolo_config_t {
     /// The congestion control of this rank's TCP connections, for what it sends: "auto", "system", or
     /// a name that the system knows, such as "cubic".
     pub congestion_control: *const c_char,
+    /// 1: this process joins a job that has started, as a further rank, when the ranks of the job
+    /// call kolo_comm_grow. It has no rank and no number of ranks: connect with kolo_comm_init_env.
+    /// -1: it does not.
+    pub join: i32,
 }
 
 // SAFETY: the struct begins with its size; numbers may be zero, and texts null.
@@ -153,6 +157,9 @@ fn numbers(mut builder: Builder, config: &kolo_config_t) -> Result<Builder, Faul
     }
     if let Some(is_on) = switch(config.insecure, "config->insecure")? {
         builder = builder.insecure(is_on);
+    }
+    if let Some(is_on) = switch(config.join, "config->join")? {
+        builder = builder.join(is_on);
     }
     if let Some(is_on) = switch(config.devices, "config->devices")? {
         builder = builder.devices(is_on);

@@ -57,6 +57,8 @@ pub(crate) fn code(error: &Error) -> kolo_result_t {
         Error::Device { .. } => KOLO_ERR_DEVICE,
         Error::Os { .. } => KOLO_ERR_OS,
         Error::Excluded { .. } => KOLO_ERR_EXCLUDED,
+        Error::NotGrown { .. } => KOLO_ERR_NOT_GROWN,
+        Error::NotAdmitted { .. } => KOLO_ERR_NOT_ADMITTED,
         Error::Forked { .. } => KOLO_ERR_FORKED,
         Error::Panicked { .. } => KOLO_ERR_INTERNAL,
         // `tests/layers.rs` checks that every variant has an arm above.

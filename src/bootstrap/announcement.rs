@@ -1,4 +1,5 @@
-//! What rank 0 writes first: the number of the run, and how the other ranks learn its secret.
+//! What rank 0 writes first: the number of the run, and how the other ranks learn its secret. The
+//! announcement of a waiting list is the same, with the number of the list.
 //!
 //! ```text
 //! "kolo-run", run (16), how the others learn the secret (1), then 32 bytes:
@@ -11,8 +12,11 @@ use super::identity::{Identity, Run};
 use super::signed::SignedStore;
 use super::store::Store;
 
-/// The announcement's key, the only one in a store that does not begin with the number of a run.
+/// The announcement's key. Only the keys of announcements do not begin with the number of a run.
 pub(super) const NAME: &str = "run";
+
+/// The key of the announcement of a waiting list.
+pub(super) const WAITING_LIST: &str = "waiting-list";
 
 const MAGIC: &[u8; 8] = b"kolo-run";
 const GIVEN: u8 = 0;
@@ -49,17 +53,18 @@ impl std::fmt::Debug for Source {
 }
 
 impl Announcement {
-    /// Makes the announcement of a rank 0 that was given its secret.
-    pub(super) fn of_given(store: &dyn Store, identity: &Identity) -> Announcement {
-        let signed = SignedStore::new(store, identity).sign(NAME, 0, &[]);
+    /// Makes the announcement with this key of a rank 0 that was given its secret.
+    pub(super) fn of_given(name: &str, store: &dyn Store, identity: &Identity) -> Announcement {
+        let signed = SignedStore::new(store, identity).sign(name, 0, &[]);
         let mac = signed.try_into().expect("a signed empty value is the MAC alone");
         Announcement { run: identity.run(), secret: Source::Given { mac } }
     }
 
-    /// Returns whether a rank 0 with the secret, job and run of `identity` made the announcement.
-    pub(super) fn is_of(&self, store: &dyn Store, identity: &Identity) -> bool {
+    /// Returns whether a rank 0 with the secret, job and run of `identity` made the announcement with
+    /// this key.
+    pub(super) fn is_of(&self, name: &str, store: &dyn Store, identity: &Identity) -> bool {
         let Source::Given { mac } = &self.secret else { return false };
-        SignedStore::new(store, identity).open(NAME, 0, mac).is_some()
+        SignedStore::new(store, identity).open(name, 0, mac).is_some()
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {

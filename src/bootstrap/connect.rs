@@ -1,14 +1,16 @@
 //! Connects the ranks of a job: the rendezvous, then the host groups.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
+
+use parking_lot::Mutex;
 
 use super::address;
 use super::endpoint::Endpoint;
 use super::fabric::Fabric;
 use super::host_setup::{Failed, HostConnections, HostSetup};
+use super::identity::Identity;
 use super::network::{LinkSettings, Network};
-use super::observe::Offered;
 use super::peer_info::PeerInfo;
 use super::rendezvous::{self, Membership};
 use super::start::Start;
@@ -26,6 +28,8 @@ const WORLD: u64 = 0;
 /// What a rank knows when it is connected with the others.
 pub(crate) struct Connected {
     pub(crate) fabric: Fabric,
+    /// With the run and its secret.
+    pub(crate) identity: Identity,
     pub(crate) settings: SharedSettings,
     pub(crate) members: Vec<Member>,
 }
@@ -34,7 +38,9 @@ pub(crate) struct Connected {
 pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let began = Instant::now();
     let filter = start.settings.interface.as_deref();
-    let chosen = match address::of_one_machine(start.world_size, filter, &process_env) {
+    // The newcomers of a growth may be on other machines.
+    let local = address::of_one_machine(start.world_size, filter, &process_env).filter(|_| start.absence.is_none());
+    let chosen = match local {
         Some(chosen) => chosen,
         None => address::choose(start.store_url.as_ref(), filter, start.deadline)?,
     };
@@ -49,9 +55,9 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let congestion_control = start.settings.congestion_control.clone();
     let links = LinkSettings { sockets: settings.sockets, congestion_control, tls };
     let rank = start.rank;
-    let (identity_of_job, offered) = (identity.clone(), OnceLock::new());
+    let offered = Mutex::default();
     let network =
-        Arc::new(Network { _listener: listener, mailbox, board, identity: identity_of_job, peers, rank, links, offered });
+        Arc::new(Network { _listener: listener, mailbox, board, identity: identity.clone(), peers, rank, links, offered });
     let recorder = Recorder::new(job_rank, start.settings.trace_dir.clone(), start.settings.failure_file.clone());
     let mut fabric = Fabric::of_network(network.clone(), WORLD, recorder);
 
@@ -76,10 +82,9 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     }
     tracing::info!(rank, world = start.world_size, on_host = together.len(), after = ?began.elapsed(), "connected all ranks");
     // An address for metrics that is taken fails the start, when the others wait for this rank itself.
-    let offered = Offered::begin(start, &identity, &network.peers, &network.board).map_err(report)?;
-    network.offered.get_or_init(|| offered);
+    network.offer(start.settings, start.deadline).map_err(report)?;
     fabric.place(hosts.into(), connections);
-    Ok(Connected { fabric, settings, members })
+    Ok(Connected { fabric, identity, settings, members })
 }
 
 /// Reads the PEM files by the deadline of the start.

@@ -9,6 +9,7 @@ use super::host_group::{HOME, HostGroup, Lender, stage};
 use super::host_setup::{Failed, HostConnections, HostSetup};
 use super::in_process::{ProcessControl, ProcessLender};
 use super::network::{Network, NetworkControl, NetworkLender, NetworkOpener};
+use crate::config::Settings;
 use crate::failure::{CommStatus, ControlChannel, StatusBoard};
 use crate::sys::Region;
 use crate::trace::{Recorder, Recording};
@@ -147,6 +148,22 @@ impl Fabric {
         let Backing::Network(network) = &self.backing else { return None };
         let peer = &network.peers[self.members[rank]];
         Some(format!("{} {}", peer.host, peer.address.ip()))
+    }
+
+    /// Offers nothing any more to those that watch the job.
+    pub(crate) fn withdraw_offers(&self) {
+        if let Backing::Network(network) = &self.backing {
+            network.withdraw();
+        }
+    }
+
+    /// Offers again what the settings ask for.
+    pub(crate) fn renew_offers(&self, settings: &Settings, deadline: Instant) {
+        if let Backing::Network(network) = &self.backing
+            && let Err(error) = network.offer(settings, deadline)
+        {
+            tracing::warn!(%error, "this rank offers no metrics any more");
+        }
     }
 
     /// Returns what links in the network are made of, for people.

@@ -10,7 +10,7 @@
 //! 5. Ranks that seem to be on one host prove that they can share memory ([`host_setup`]).
 //!
 //! After that the store is not needed. Links between ranks are opened when they are first used
-//! ([`network`]).
+//! ([`network`]). A communicator that grows uses the store again ([`admission`]).
 //!
 //! From step 3 on, all values that ranks put into the store are [`signed`].
 //!
@@ -23,6 +23,7 @@
 //! and starts over.
 
 pub(crate) mod address;
+pub(crate) mod admission;
 pub(crate) mod announcement;
 mod connect;
 mod endpoint;
@@ -45,6 +46,8 @@ mod rendezvous;
 mod signed;
 mod start;
 pub(crate) mod store;
+pub(crate) mod store_source;
 
 pub(crate) use connect::{Connected, connect, peer_failed};
-pub(crate) use start::Start;
+pub(crate) use peer_table::OwnFailure;
+pub(crate) use start::{MOST_RANKS, Start};

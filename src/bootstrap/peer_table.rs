@@ -61,7 +61,7 @@ impl OwnFailure {
         Some(OwnFailure { rank, host, pid: reader.number()?.try_into().ok()?, why: reader.text()? })
     }
 
-    fn error(&self) -> Error {
+    pub(crate) fn error(&self) -> Error {
         Error::Peer {
             rank: self.rank,
             host: self.host.as_str().into(),

@@ -6,20 +6,21 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Communicator;
+use super::connect::{connect, info};
+use super::{Communicator, join};
+use crate::bootstrap::admission::Job;
 use crate::bootstrap::fabric::Fabric;
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::launcher::{self, LOOKED_FOR, Launch, Rendezvous};
-use crate::bootstrap::store::tcp::TcpStore;
-use crate::bootstrap::store::{self, Store, StoreUrl, masked};
-use crate::bootstrap::{self, Connected, Start};
+use crate::bootstrap::store::{Store, masked};
+use crate::bootstrap::store_source::StoreSource;
+use crate::bootstrap::{MOST_RANKS, Start};
 use crate::config::{
     self, CongestionControl, CopyMode, DevicePath, DeviceWaits, FOREVER, FlagLayout, MetricsAddress, Settings, SharedSettings,
     TlsFiles, Transport, WireDType, process_env,
 };
 use crate::error::{Error, Result};
 use crate::exec::Core;
-use crate::failure::CommInfo;
 use crate::failure::StatusBoard;
 use crate::schedule::Algorithm;
 use crate::schedule::select::CostModel;
@@ -72,6 +73,7 @@ pub struct Builder {
     interface: Option<String>,
     ports: Option<RangeInclusive<u16>>,
     insecure: Option<bool>,
+    join: Option<bool>,
     trace_dir: Option<PathBuf>,
     trace_signal: Option<bool>,
     top_dir: Option<PathBuf>,
@@ -92,6 +94,7 @@ impl fmt::Debug for Builder {
             interface,
             ports,
             insecure,
+            join,
             trace_dir,
             trace_signal,
             top_dir,
@@ -126,6 +129,7 @@ impl fmt::Debug for Builder {
             .field("interface", interface)
             .field("ports", ports)
             .field("insecure", insecure)
+            .field("join", join)
             .field("trace_dir", trace_dir)
             .field("trace_signal", trace_signal)
             .field("top_dir", top_dir)
@@ -374,37 +378,61 @@ impl Builder {
         self
     }
 
+    /// Sets whether this process joins a job that has started, as a further rank. Its ranks admit it
+    /// when they call [`Communicator::grow`]; it has no rank and no world size before. It needs the
+    /// store, the name and the secret of the job.
+    ///
+    /// ```no_run
+    /// # fn main() -> kolo::Result<()> {
+    /// let comm = kolo::Communicator::builder().store("file:///shared/job").job("job").join(true).connect()?;
+    /// let mut weights = vec![0.0f32; 1000];
+    /// comm.broadcast(&mut weights, 0)?; // The ranks that were there call this, too.
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn join(mut self, join: bool) -> Self {
+        self.join = Some(join);
+        self
+    }
+
     /// Connects with all other ranks. Returns when all ranks have connected.
     ///
     /// # Errors
     ///
-    /// See [`Communicator::from_env`].
+    /// See [`Communicator::from_env`]. With [`Builder::join`], [`Error::NotAdmitted`] if the ranks of
+    /// the job did not admit this process within the start timeout.
     pub fn connect(self) -> Result<Communicator> {
         let began = Instant::now();
         let settings = self.settings()?;
-        let launch = self.launch()?;
+        let launch = if settings.join { self.launch_of_newcomer()? } else { self.launch()? };
         let deadline = began + settings.start_timeout;
         let secret = match (self.secret, &self.secret_file) {
             (Some(secret), _) => Some(secret),
             (None, Some(path)) => Some(config::secret_in("secret_file", path, deadline)?),
             (None, None) => config::secret_of(&process_env, deadline)?,
         };
-        if launch.world_size == 1 {
-            return Communicator::alone(settings);
-        }
         let job = self.job.clone().or_else(|| process_env("KOLO_JOB_ID")).unwrap_or_else(|| launch.job.clone());
         let identity = Identity::new(&job, secret).insecure(settings.insecure);
-        let (store, store_url) = self.open_store(&launch, &identity, settings.ports.as_ref(), deadline)?;
         let Launch { launcher, rank, world_size, .. } = launch;
+        let mut source = self.store_source(launch, &settings);
+        if settings.join {
+            return join::join(Job::new(identity, settings, source), began);
+        }
+        if world_size == 1 {
+            let alone = Communicator::alone(settings.clone())?;
+            return Ok(alone.of_job(Arc::new(Job::new(identity, settings, source))));
+        }
+        let (store, store_url) = source.open(rank == 0, &identity, deadline)?;
+        source.keep_port(&*store, store_url.as_ref());
         tracing::info!(rank, world_size, launcher, job, store = store.url(), "connecting");
-        let start = Start { rank, world_size, identity, store: &*store, store_url, settings: &settings, deadline };
-        let Connected { fabric, settings: shared, members } = bootstrap::connect(&start)?;
-        let info = info(&fabric, members, &settings);
-        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
-        let core = Core::start(fabric, shared, &CommInfo { timeout: left, ..info.clone() }, Instant::now())?;
-        // All ranks have connected: the store is not needed any more.
+        let given = identity.clone();
+        let start = Start { rank, world_size, identity, store: &*store, store_url, settings: &settings, deadline, absence: None };
+        let (core, info, identity) = connect(&start)?;
+        // All ranks have connected: the store is not needed before a growth.
         drop(store);
-        Ok(Communicator::new(core, info))
+        let job = Job::new(given, settings, source);
+        job.keep(identity);
+        Ok(Communicator::new(core, info).of_job(Arc::new(job)))
     }
 
     /// The settings: the options, otherwise the environment variables.
@@ -462,6 +490,7 @@ impl Builder {
             settings.ports = Some(config::checked_ports(ports).ok_or_else(|| Error::setting("ports", text, config::PORTS))?);
         }
         settings.insecure = self.insecure.unwrap_or(settings.insecure);
+        settings.join = self.join.unwrap_or(settings.join);
         settings.trace_dir = self.trace_dir.clone().or(settings.trace_dir);
         settings.trace_signal = self.trace_signal.unwrap_or(settings.trace_signal);
         settings.top_dir = self.top_dir.clone().or(settings.top_dir);
@@ -472,6 +501,20 @@ impl Builder {
         settings.tls = self.tls.clone().or(settings.tls);
         trace::prepare(settings.trace_dir.as_ref(), settings.trace_signal, Instant::now() + settings.start_timeout)?;
         Ok(settings)
+    }
+
+    /// A newcomer has no rank. The launcher may know the job and its store.
+    fn launch_of_newcomer(&self) -> Result<Launch> {
+        if self.rank.is_some() || self.world_size.is_some() {
+            return Err(Error::setting("join", "true", "no rank and no world size: the ranks of the job choose them"));
+        }
+        let found = launcher::detect(&process_env).ok().flatten();
+        let advice = "name the job's with Builder::store or KOLO_STORE".to_owned();
+        let (launcher, job, rendezvous) = match found {
+            Some(launch) => (launch.launcher, launch.job, launch.rendezvous),
+            None => ("KOLO_JOIN", "kolo".to_owned(), Rendezvous::Unknown { advice }),
+        };
+        Ok(Launch { launcher, rank: 0, world_size: 0, job, rendezvous })
     }
 
     /// Rank and world size: the options, otherwise those of the launcher.
@@ -507,47 +550,13 @@ impl Builder {
         Ok(launch)
     }
 
-    fn open_store(
-        &self,
-        launch: &Launch,
-        identity: &Identity,
-        within: Option<&RangeInclusive<u16>>,
-        deadline: Instant,
-    ) -> Result<(Arc<dyn Store>, Option<StoreUrl>)> {
-        if let Some(store) = &self.store_object {
-            return Ok((store.clone(), None));
-        }
-        let owner = launch.rank == 0;
+    /// Which store the ranks use.
+    fn store_source(&self, launch: Launch, settings: &Settings) -> StoreSource {
         // Under `kolo run` the launcher serves the store of the environment variable, but not one
         // that the program has set.
         let is_served = self.store_is_served || self.store.is_none() && process_env("KOLO_STORE_SERVED").is_some();
         let url = self.store.clone().or_else(|| process_env("KOLO_STORE"));
-        let place = match (url, &launch.rendezvous) {
-            (Some(url), _) => match StoreUrl::parse(&url)? {
-                StoreUrl::Env => launcher::env_store(&process_env)?,
-                place => place,
-            },
-            (None, Rendezvous::Store(place)) => place.clone(),
-            (None, Rendezvous::Ports { host, ports }) => {
-                let ports = &launcher::ports_within(ports, within);
-                let store = TcpStore::open_any(host, ports, owner, identity, deadline)?;
-                return Ok((Arc::new(store), Some(StoreUrl::Tcp { host: host.clone(), port: ports[0] })));
-            }
-            (None, Rendezvous::Unknown { advice }) => {
-                let found = format!(
-                    "{} says rank {} of {}, but no store is known where they find each other: {advice}",
-                    launch.launcher, launch.rank, launch.world_size
-                );
-                return Err(Error::NoLauncher { found, looked_for: LOOKED_FOR.to_owned() });
-            }
-        };
-        if let (StoreUrl::Tcp { host, port: 0 }, true, Some(within)) = (&place, owner && !is_served, within) {
-            let store = TcpStore::open_any(host, &within.clone().collect::<Vec<_>>(), true, identity, deadline)?;
-            tracing::warn!(url = store.url(), "rank 0 has picked the port of the store; give this URL to the other ranks");
-            return Ok((Arc::new(store), Some(place)));
-        }
-        let store = store::open(&place, owner && !is_served, identity, deadline)?;
-        Ok((store.into(), Some(place)))
+        StoreSource { object: self.store_object.clone(), url, is_served, launch, within: settings.ports.clone() }
     }
 }
 
@@ -617,9 +626,6 @@ impl Communicator {
     }
 }
 
-/// A larger world size is a mistake: rank 0 keeps a table of all ranks.
-const MOST_RANKS: usize = 65_536;
-
 /// Each rank is at least a thread: a larger number is a mistake, and would exhaust the memory of
 /// the process.
 const MOST_IN_PROCESS: usize = 4096;
@@ -661,11 +667,6 @@ impl Builder {
             ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
         })
     }
-}
-
-fn info(fabric: &Fabric, members: Vec<Member>, settings: &Settings) -> CommInfo {
-    let Settings { timeout, start_timeout, .. } = *settings;
-    CommInfo { rank: fabric.rank(), members, timeout, start_timeout, cancel: fabric.status().cancel.clone() }
 }
 
 #[cfg(test)]

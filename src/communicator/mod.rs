@@ -3,6 +3,9 @@
 mod blocking;
 mod builder;
 mod calls;
+mod connect;
+mod grow;
+mod join;
 mod nonblocking;
 mod operations;
 mod pooled;
@@ -16,7 +19,9 @@ mod stream;
 use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
+use crate::bootstrap::admission::Job;
 use crate::config::WireDType;
 use crate::error::{Error, Result};
 use crate::exec::{Core, Executor};
@@ -78,11 +83,18 @@ pub use stream::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
 /// ```
 pub struct Communicator {
     pub(crate) exec: Executor,
+    /// The job that newcomers can join; `None` for a part of its ranks, and for threads.
+    job: Option<Arc<Job>>,
 }
 
 impl Communicator {
     fn new(core: Core, info: CommInfo) -> Communicator {
-        Communicator { exec: Executor::new(core, info) }
+        Communicator { exec: Executor::new(core, info), job: None }
+    }
+
+    /// Lets newcomers join a job.
+    fn of_job(self, job: Arc<Job>) -> Communicator {
+        Communicator { job: Some(job), ..self }
     }
 
     /// Replaces the devices of the machine.

@@ -195,6 +195,26 @@ pub enum Error {
         survivors: Vec<Rank>,
     },
 
+    /// `grow` did not admit the newcomers that it found. The communicator stays as it was.
+    #[error("the communicator does not grow: {why}; it stays usable, and grow can be called again")]
+    NotGrown {
+        /// What happened.
+        why: String,
+    },
+
+    /// The ranks of the job did not admit this process, which was to join them.
+    #[error("the ranks of job {job:?} did not admit this process within {waited:.1?} at {store}: {why}")]
+    NotAdmitted {
+        /// The name of the job.
+        job: String,
+        /// The URL of the store.
+        store: String,
+        /// How long this process waited.
+        waited: Duration,
+        /// What is known of the reason.
+        why: String,
+    },
+
     /// An option or an environment variable has an invalid value.
     #[error("{name}={value:?}: {expected}")]
     Setting {
@@ -325,7 +345,14 @@ pub enum Error {
 impl Error {
     /// Returns whether the communicator is still usable after this error.
     pub fn leaves_communicator_usable(&self) -> bool {
-        matches!(self, Error::Argument { .. } | Error::Setting { .. } | Error::Unsupported { .. } | Error::Reducer { .. })
+        matches!(
+            self,
+            Error::Argument { .. }
+                | Error::Setting { .. }
+                | Error::Unsupported { .. }
+                | Error::Reducer { .. }
+                | Error::NotGrown { .. }
+        )
     }
 
     /// Returns the rank at fault, in the communicator of the call, if it is known.
@@ -358,7 +385,11 @@ impl From<UnknownNameError> for Error {
 
 /// The elements of an operation; empty if it has none, or if it failed before it began.
 fn shape(op: Op, dtype: DType, count: u64) -> String {
-    if count == 0 || matches!(op, Op::Barrier | Op::Connect | Op::Split) { String::new() } else { format!(" {dtype} x {count}") }
+    if count == 0 || matches!(op, Op::Barrier | Op::Connect | Op::Split | Op::Grow) {
+        String::new()
+    } else {
+        format!(" {dtype} x {count}")
+    }
 }
 
 /// How long an operation had been in flight, if that is known.

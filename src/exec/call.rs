@@ -185,7 +185,7 @@ impl Call {
             Op::Scatter => [is_root.then_some(all), count],
             Op::Send => [count, None],
             Op::Recv => [None, count],
-            Op::Barrier | Op::Split | Op::Alloc | Op::Connect => [None, None],
+            Op::Barrier | Op::Split | Op::Alloc | Op::Connect | Op::Grow => [None, None],
         })
     }
 

@@ -47,7 +47,7 @@ impl Algorithm {
             Op::Gather | Op::Scatter => &[Binomial, Direct],
             Op::AllToAll | Op::AllToAllV | Op::Send | Op::Recv => &[Direct],
             Op::Barrier => &[Dissemination],
-            Op::Split | Op::Alloc | Op::Connect => &[],
+            Op::Split | Op::Alloc | Op::Connect | Op::Grow => &[],
         }
     }
 }

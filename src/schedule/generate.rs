@@ -57,7 +57,7 @@ fn alone(p: Problem<'_>) -> Option<Step> {
         Op::AllReduce | Op::Broadcast | Op::Reduce => p.count,
         Op::AllGather | Op::AllGatherV | Op::Gather => p.recvs.range(0).len(),
         Op::ReduceScatter | Op::ReduceScatterV | Op::Scatter | Op::AllToAll | Op::AllToAllV => p.sends.range(0).len(),
-        Op::Barrier | Op::Send | Op::Recv | Op::Split | Op::Alloc | Op::Connect => 0,
+        Op::Barrier | Op::Send | Op::Recv | Op::Split | Op::Alloc | Op::Connect | Op::Grow => 0,
     };
     (len > 0).then(|| Step::Copy { src: BufferRef::Input.span(0..len), dst: BufferRef::Output.span(0..len) })
 }

@@ -70,7 +70,7 @@ fn for_each_choice(op: Op, bytes: u64, layout: Layout, model: &CostModel, mut ea
 
 /// Whether the ranks of one host can execute the operation in shared memory.
 pub(crate) const fn has_window(op: Op) -> bool {
-    !matches!(op, Op::AllToAllV | Op::Send | Op::Recv | Op::Split | Op::Alloc | Op::Connect)
+    !matches!(op, Op::AllToAllV | Op::Send | Op::Recv | Op::Split | Op::Alloc | Op::Connect | Op::Grow)
 }
 
 /// Returns the choice that combines shared memory inside hosts with messages between them; `None` if

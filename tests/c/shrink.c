@@ -13,7 +13,14 @@ static void refused(void) {
   OK(kolo_group_start());
   REFUSED(KOLO_ERR_ARGUMENT, "in a group", kolo_comm_shrink(world, &fewer));
   CHECK(fewer == NULL);
+  REFUSED(KOLO_ERR_ARGUMENT, "in a group", kolo_comm_grow(world, &fewer));
   REFUSED(KOLO_ERR_ARGUMENT, "none of them", kolo_group_end());
+  REFUSED(KOLO_ERR_HANDLE, "null", kolo_comm_grow(NULL, &fewer));
+  REFUSED(KOLO_ERR_ARGUMENT, "newcomm is null", kolo_comm_grow(world, NULL));
+  /* No process waits. */
+  fewer = world;
+  OK(kolo_comm_grow(world, &fewer));
+  CHECK(fewer == NULL);
   OK(kolo_barrier(world, NULL));
 }
 

@@ -1,11 +1,12 @@
 //! The network of one process: its listener, its peers, and how it connects to them.
 
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 use mio::net::TcpStream;
 use mio::{Events, Poll, Token};
+use parking_lot::Mutex;
 
 use super::lent::LentRegions;
 use super::mailbox::{CHECK_INTERVAL, Mailbox};
@@ -14,8 +15,8 @@ use crate::bootstrap::listener::handshake::{Hello, Purpose, Refusal};
 use crate::bootstrap::listener::{Connector, DialError, Listener, Stream, Target};
 use crate::bootstrap::observe::Offered;
 use crate::bootstrap::peer_info::PeerInfo;
-use crate::config::CongestionControl;
-use crate::error::Cause;
+use crate::config::{CongestionControl, Settings};
+use crate::error::{Cause, Result};
 use crate::failure::StatusBoard;
 use crate::sys::{self, LocalStream, Process};
 use crate::transport::tls::{End, Tls};
@@ -34,8 +35,8 @@ pub(crate) struct Network {
     /// This rank in the job.
     pub(crate) rank: Rank,
     pub(crate) links: LinkSettings,
-    /// What this process offers to those that watch the job; kept until the network is dropped.
-    pub(crate) offered: OnceLock<Offered>,
+    /// What this process offers to those that watch the job.
+    pub(crate) offered: Mutex<Option<Offered>>,
 }
 
 /// What links in the network are made of.
@@ -74,6 +75,23 @@ impl LinkSettings {
 }
 
 impl Network {
+    /// Begins to offer what the settings ask for, until [`Network::withdraw`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Offered::begin`].
+    pub(crate) fn offer(&self, settings: &Settings, deadline: Instant) -> Result<()> {
+        let offered = Offered::begin(settings, deadline, self.rank, &self.identity, &self.peers, &self.board)?;
+        *self.offered.lock() = Some(offered);
+        Ok(())
+    }
+
+    /// Offers nothing any more.
+    pub(crate) fn withdraw(&self) {
+        let offered = self.offered.lock().take();
+        drop(offered);
+    }
+
     pub(super) fn lent(&self) -> &LentRegions {
         &self.mailbox.lent
     }

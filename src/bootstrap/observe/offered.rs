@@ -8,7 +8,7 @@ use super::exporter::Exporter;
 use super::exposition::Target;
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::peer_info::PeerInfo;
-use crate::bootstrap::start::Start;
+use crate::config::Settings;
 use crate::error::Result;
 use crate::failure::StatusBoard;
 use crate::sys;
@@ -27,15 +27,17 @@ impl Offered {
     ///
     /// Metrics cannot be served. Without a file for `kolo top`, the job runs all the same.
     pub(in crate::bootstrap) fn begin(
-        start: &Start<'_>,
+        settings: &Settings,
+        deadline: Instant,
+        rank: Rank,
         identity: &Identity,
         peers: &[PeerInfo],
         board: &Arc<StatusBoard>,
     ) -> Result<Offered> {
-        let before = ranks_before(start.rank, peers);
-        let _file = if before == 0 { write_file(start, identity, peers) } else { None };
-        let metrics = start.settings.metrics.as_ref();
-        let target = Target { job: identity.job().to_owned(), host: peers[start.rank].host.clone(), rank: start.rank };
+        let before = ranks_before(rank, peers);
+        let _file = if before == 0 { write_file(settings, deadline, rank, identity, peers) } else { None };
+        let metrics = settings.metrics.as_ref();
+        let target = Target { job: identity.job().to_owned(), host: peers[rank].host.clone(), rank };
         let _exporter = metrics.map(|address| Exporter::open(address, before, target, board.clone())).transpose()?;
         Ok(Offered { _file, _exporter })
     }
@@ -56,12 +58,18 @@ fn ranks_before(rank: Rank, peers: &[PeerInfo]) -> usize {
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Writes the file by which `kolo top` finds the job.
-fn write_file(start: &Start<'_>, identity: &Identity, peers: &[PeerInfo]) -> Option<AttachmentFile> {
-    let folder = start.settings.top_dir.clone()?;
+fn write_file(
+    settings: &Settings,
+    deadline: Instant,
+    rank: Rank,
+    identity: &Identity,
+    peers: &[PeerInfo],
+) -> Option<AttachmentFile> {
+    let folder = settings.top_dir.clone()?;
     let attachment = Attachment::new(identity, peers)?;
-    let (name, rank) = (folder.display().to_string(), start.rank);
+    let name = folder.display().to_string();
     let write = move || attachment.write(&folder, rank);
-    let deadline = start.deadline.min(Instant::now() + PATIENCE);
+    let deadline = deadline.min(Instant::now() + PATIENCE);
     let written = sys::by_deadline(format!("write {name}"), deadline, sys::SILENT_FILE, write, |error| error);
     written
         .inspect_err(|error| tracing::warn!(%error, folder = name, "cannot write the file by which `kolo top` finds the job"))

@@ -42,6 +42,9 @@ pub(super) fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(
             let waited = began.elapsed();
             break PeerTable::Refused(Refusal::Missing { ranks: missing, world_size: start.world_size, waited });
         }
+        if let Some(failure) = start.absence(missing[0]) {
+            break PeerTable::Refused(Refusal::Failed(failure));
+        }
         if let Some(refusal) = collector.read_some(&missing)? {
             break PeerTable::Refused(refusal);
         }
@@ -64,7 +67,7 @@ fn new_run(start: &Start<'_>, keys: &KeyPair) -> (Announcement, Identity) {
     let secret = given.unwrap_or_else(random_secret);
     let identity = start.identity.clone().of_run(run, secret);
     match (given, start.store.is_private()) {
-        (Some(_), _) => (Announcement::of_given(start.store, &identity), identity),
+        (Some(_), _) => (Announcement::of_given(announcement::NAME, start.store, &identity), identity),
         (None, true) => (Announcement { run, secret: Source::Shared { secret } }, identity),
         (None, false) => {
             tracing::warn!(
@@ -190,7 +193,10 @@ fn second_rank_0(start: &Start<'_>, mine: &PeerInfo, announced: &[u8]) -> Result
         Source::Agreed { .. } => None,
     };
     let other = secret.map(|secret| start.identity.clone().of_run(announcement.run, secret));
-    if other.as_ref().is_some_and(|other| start.identity.has_secret() && !announcement.is_of(start.store, other)) {
+    if other
+        .as_ref()
+        .is_some_and(|other| start.identity.has_secret() && !announcement.is_of(announcement::NAME, start.store, other))
+    {
         return Ok(forged());
     }
     let peer = other.map(|other| SignedStore::new(start.store, &other).get(&peer_info_of(0), 0, POLL_INTERVAL));

@@ -78,6 +78,9 @@ pub(super) fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(End
     let mut seen = Seen { last_look, other_job: None, zero: None, living: None, dialled: None };
     let (mut end, mut gone) = (None, None);
     loop {
+        if let Some(failure) = start.absence(0) {
+            return Err(failure.error());
+        }
         let now = Instant::now();
         let is_late = now >= start.deadline && (now >= start.deadline + GRACE || !may_hear_of_rank_0(start, &state));
         let patience = match now < start.deadline {
@@ -235,7 +238,7 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8], seen: &mut Seen) -> Re
     match (announcement.secret, start.identity.secret()) {
         (Source::Given { .. }, Some(secret)) => {
             let identity = start.identity.clone().of_run(run, secret);
-            if announcement.is_of(start.store, &identity) {
+            if announcement.is_of(announcement::NAME, start.store, &identity) {
                 return announce_self(start, ip, identity, seen);
             }
             Ok(JoinState::Untrusted(StoreError::Forged { key: announcement::NAME.to_owned() }))
@@ -492,7 +495,16 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(60);
         let store = store::open(&StoreUrl::Hash("alive".to_owned()), true, identity, deadline).unwrap();
         let (settings, identity) = (Settings::default(), identity.clone());
-        let start = Start { rank: 1, world_size: 2, identity, store: &*store, store_url: None, settings: &settings, deadline };
+        let start = Start {
+            rank: 1,
+            world_size: 2,
+            identity,
+            store: &*store,
+            store_url: None,
+            settings: &settings,
+            deadline,
+            absence: None,
+        };
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let holder = PeerInfo { address: listener.local_addr().unwrap(), ..peer_info::sample(0) };
         std::thread::scope(|scope| {
@@ -514,8 +526,16 @@ mod tests {
         let identity = Identity::new("job", Some([7; 32]));
         let store = store::open(&StoreUrl::Hash("silent".to_owned()), true, &identity, deadline).unwrap();
         let settings = Settings::default();
-        let start =
-            Start { rank: 1, world_size: WORLD, identity, store: &*store, store_url: None, settings: &settings, deadline };
+        let start = Start {
+            rank: 1,
+            world_size: WORLD,
+            identity,
+            store: &*store,
+            store_url: None,
+            settings: &settings,
+            deadline,
+            absence: None,
+        };
         // The system accepts connections, and no program answers.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let signed = SignedStore::new(start.store, &start.identity);

@@ -26,7 +26,7 @@ pub(in crate::bootstrap) fn read_members(
     let identity = match (announcement.secret, identity.secret()) {
         (Source::Given { .. }, Some(secret)) => {
             let identity = identity.clone().of_run(announcement.run, secret);
-            if !announcement.is_of(store, &identity) {
+            if !announcement.is_of(announcement::NAME, store, &identity) {
                 return Err(at_store(StoreError::Forged { key: announcement::NAME.to_owned() }));
             }
             identity

@@ -73,7 +73,16 @@ fn secret_of(store: &Recording, given: Option<[u8; 32]>) -> [u8; 32] {
     let secrets: Vec<_> = std::thread::scope(|scope| {
         let gather_members = |rank| {
             let identity = Identity::new("job", given);
-            let start = Start { rank, world_size: 3, identity, store, store_url: None, settings: &settings, deadline: late() };
+            let start = Start {
+                rank,
+                world_size: 3,
+                identity,
+                store,
+                store_url: None,
+                settings: &settings,
+                deadline: late(),
+                absence: None,
+            };
             let met = super::gather_members(&start, [127, 0, 0, 1].into(), Instant::now()).unwrap();
             exchange_hosts(&start, &met.identity, &[rank]).unwrap();
             met.identity.secret().unwrap()
@@ -223,7 +232,7 @@ fn a_rank_publishes_its_address_after_it_has_learned_the_secret() {
 fn gather_members(store: &dyn Store, rank: Rank, world_size: usize, deadline: Instant) -> Result<Membership> {
     let settings = Settings::default();
     let identity = Identity::new("job", None);
-    let start = Start { rank, world_size, identity, store, store_url: None, settings: &settings, deadline };
+    let start = Start { rank, world_size, identity, store, store_url: None, settings: &settings, deadline, absence: None };
     super::gather_members(&start, [127, 0, 0, 1].into(), Instant::now())
 }
 
@@ -338,7 +347,16 @@ fn counts_of_a_start(ranks: usize, is_private: bool, given: Option<[u8; 32]>) ->
     let join = |rank: Rank| {
         let store = Counted::new(&*shared, is_private);
         let identity = Identity::new("job", given);
-        let start = Start { rank, world_size: ranks, identity, store: &store, store_url: None, settings: &settings, deadline };
+        let start = Start {
+            rank,
+            world_size: ranks,
+            identity,
+            store: &store,
+            store_url: None,
+            settings: &settings,
+            deadline,
+            absence: None,
+        };
         let met = super::gather_members(&start, [127, 0, 0, 1].into(), Instant::now()).unwrap();
         let first = rank / PER_HOST * PER_HOST;
         let together: Vec<Rank> = (first..ranks.min(first + PER_HOST)).collect();

@@ -80,6 +80,7 @@ class Config(ctypes.Structure):
         ("metrics", c_char_p),
         ("ports", c_char_p),
         ("congestion_control", c_char_p),
+        ("join", c_int32),
     ]
 
 
@@ -180,6 +181,7 @@ store_reply = _function("store_reply", Handle, c_char_p, c_size_t)
 comm_init_callbacks = _function("comm_init_callbacks", POINTER(Handle), c_int32, POINTER(Store), Rank, POINTER(Config))
 comm_split = _function("comm_split", Handle, c_int32, c_int32, POINTER(Handle))
 comm_shrink = _function("comm_shrink", Handle, POINTER(Handle))
+comm_grow = _function("comm_grow", Handle, POINTER(Handle))
 comm_abort = _function("comm_abort", Handle)
 comm_destroy = _function("comm_destroy", Handle)
 comm_count = _function("comm_count", Handle, POINTER(c_int32))

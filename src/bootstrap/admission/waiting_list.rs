@@ -1,0 +1,193 @@
+//! The waiting list, as rank 0 of the communicator sees it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::message::{Admission, CLOSED, admission_at, newcomer_at};
+use crate::bootstrap::announcement::{self, Announcement, Source};
+use crate::bootstrap::identity::{Identity, random, random_secret};
+use crate::bootstrap::listener::handshake::{Hello, Purpose};
+use crate::bootstrap::listener::{self, DialError};
+use crate::bootstrap::peer_info::{self, PeerInfo};
+use crate::bootstrap::peer_table::{OwnFailure, Refusal};
+use crate::bootstrap::signed::SignedStore;
+use crate::bootstrap::start::MOST_RANKS;
+use crate::bootstrap::store::{Store, StoreUrl};
+use crate::config::Settings;
+use crate::error::{Error, Result, StoreError};
+use crate::sys;
+use crate::types::Rank;
+
+/// The most places that are read at once. The others are read at the next growth.
+const PLACES_AT_ONCE: usize = 64;
+
+/// How long rank 0 may take to connect to one newcomer, and to all.
+const PROBE: Duration = Duration::from_secs(1);
+const PROBES: Duration = Duration::from_secs(2);
+
+/// How long the store may take for a value.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long the store may take to learn that the job has ended.
+const GOODBYE: Duration = Duration::from_millis(500);
+
+/// When a list is replaced. Stores keep values for an hour.
+const LIFETIME: Duration = Duration::from_secs(600);
+
+/// The list of those who wait.
+pub(super) struct WaitingList {
+    store: Arc<dyn Store>,
+    pub(super) place: Option<StoreUrl>,
+    /// With the number of the list in place of that of a run.
+    identity: Identity,
+    /// The first place that has not been read.
+    next: usize,
+    opened: Instant,
+}
+
+/// A newcomer that waits.
+#[derive(Clone)]
+pub(crate) struct Waiting {
+    place: usize,
+    peer: PeerInfo,
+    identity: Identity,
+}
+
+impl Waiting {
+    /// Returns the process, for messages.
+    pub(crate) fn process(&self) -> String {
+        self.peer.process()
+    }
+
+    /// Returns whether the newcomer's listener answers.
+    fn answers(&self) -> bool {
+        let answer = self.dial();
+        if let Err(error) = &answer {
+            tracing::info!(?error, newcomer = self.process(), "a newcomer has ended, or cannot be reached; it is not admitted");
+        }
+        answer.is_ok()
+    }
+
+    /// Returns that the newcomer has ended, if it has, as the failure of a rank.
+    pub(crate) fn absence(&self, rank: Rank) -> Option<OwnFailure> {
+        let is_gone = match self.dial() {
+            Err(DialError::Connect(error)) => error.kind() == std::io::ErrorKind::ConnectionRefused,
+            // Another process got its port.
+            Err(DialError::Refused(_)) => true,
+            Ok(()) | Err(DialError::Io(_)) => false,
+        };
+        let why = "its process ended while it was being admitted".to_owned();
+        is_gone.then(|| OwnFailure { rank, host: self.peer.host.clone(), pid: self.peer.pid, why })
+    }
+
+    fn dial(&self) -> Result<(), DialError> {
+        let hello = Hello::new(Purpose::Probe, 0, self.place + 1, self.place);
+        listener::dial(self.peer.address, &self.identity, &hello, Instant::now() + PROBE).map(drop)
+    }
+}
+
+impl WaitingList {
+    /// Opens a list in a store, and announces it. `identity` has the secret, if this process knows
+    /// one already; `is_given` says whether newcomers were given it, too.
+    ///
+    /// # Errors
+    ///
+    /// The store fails, or newcomers could learn the secret only from a store that any process can
+    /// read.
+    pub(super) fn open(
+        store: Arc<dyn Store>,
+        place: Option<StoreUrl>,
+        identity: &Identity,
+        is_given: bool,
+    ) -> Result<WaitingList> {
+        let secret = identity.secret().unwrap_or_else(random_secret);
+        let identity = identity.clone().of_run(random(), secret);
+        let announcement = match (is_given, store.is_private()) {
+            (true, _) => Announcement::of_given(announcement::WAITING_LIST, &*store, &identity),
+            (false, true) => Announcement { run: identity.run(), secret: Source::Shared { secret } },
+            (false, false) => {
+                let why = "the ranks were given no secret, and a newcomer cannot learn it from this store, which other processes \
+                           can read; give all ranks and newcomers a secret (KOLO_SECRET_FILE), or use a file:// store";
+                return Err(Error::Unsupported { what: "growing", why: why.to_owned() });
+            }
+        };
+        let set = store.set(announcement::WAITING_LIST, &announcement.encode(), PATIENCE);
+        set.map_err(|problem| problem.at(store.url()))?;
+        tracing::info!(store = store.url(), "opened a waiting list for newcomers");
+        Ok(WaitingList { store, place, identity, next: 0, opened: Instant::now() })
+    }
+
+    pub(super) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    pub(super) fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    pub(super) fn is_due(&self) -> bool {
+        self.opened.elapsed() >= LIFETIME
+    }
+
+    /// Returns the newcomers that wait, as many as a communicator of `ranks` ranks can admit.
+    pub(super) fn look(&mut self, ranks: usize, settings: &Settings) -> Result<Vec<Waiting>> {
+        let store = self.store.clone();
+        let (signed, began) = (SignedStore::new(&*store, &self.identity), Instant::now());
+        let mut found = Vec::new();
+        for _ in 0..PLACES_AT_ONCE.min(MOST_RANKS.saturating_sub(ranks)) {
+            let peer = match signed.get(&newcomer_at(self.next), self.next, Duration::ZERO) {
+                Ok(None) => break,
+                Ok(Some(bytes)) => PeerInfo::decode(&bytes).filter(|peer| peer.rank == self.next),
+                Err(StoreError::Forged { key }) => {
+                    tracing::warn!(key, "a value in the waiting list has no valid signature; it is passed over");
+                    None
+                }
+                Err(problem) => return Err(problem.at(store.url())),
+            };
+            let place = self.next;
+            self.next += 1;
+            let Some(peer) = peer else { continue };
+            match disagreement(&peer, settings) {
+                Some(refusal) => self.write(place, &Admission::Refused(refusal))?,
+                None => {
+                    let waiting = Waiting { place, peer, identity: self.identity.clone() };
+                    found.extend(Some(waiting).filter(Waiting::answers));
+                }
+            }
+            if began.elapsed() >= PROBES {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Tells newcomers that they become the ranks from `first` on of a communicator.
+    pub(super) fn admit(&self, newcomers: &[Waiting], growth: u64, first: Rank) -> Result<()> {
+        let world_size = first + newcomers.len();
+        for (rank, newcomer) in (first..).zip(newcomers) {
+            self.write(newcomer.place, &Admission::Admitted { growth, rank, world_size })?;
+        }
+        Ok(())
+    }
+
+    fn write(&self, place: usize, admission: &Admission) -> Result<()> {
+        let signed = SignedStore::new(&*self.store, &self.identity);
+        let written = signed.set(&admission_at(place), 0, &admission.encode(), PATIENCE);
+        written.map_err(|problem| problem.at(self.store.url()))
+    }
+
+    /// Tells newcomers that the job has ended.
+    pub(super) fn close(&self) {
+        if let Err(problem) = SignedStore::new(&*self.store, &self.identity).set(CLOSED, 0, &[], GOODBYE) {
+            tracing::debug!(%problem, "cannot tell newcomers that the job has ended");
+        }
+    }
+}
+
+/// Returns why a newcomer cannot be a rank of this job, if it cannot.
+fn disagreement(peer: &PeerInfo, settings: &Settings) -> Option<Refusal> {
+    let host = settings.host.clone().unwrap_or_else(sys::hostname);
+    let (version, encrypts, pid) = (peer_info::version(), settings.tls.is_some(), std::process::id());
+    let zero = PeerInfo { version, rank: 0, host, pid, encrypts, ..peer.clone() };
+    zero.disagreement(peer).map(|_| Refusal::Disagrees { other: Box::new(peer.clone()), zero: Box::new(zero) })
+}
