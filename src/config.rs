@@ -160,6 +160,7 @@ pub const VARIABLES: &[&str] = &[
     "KOLO_TLS_CA",
     "KOLO_TLS_CERT",
     "KOLO_TLS_KEY",
+    "KOLO_TOPOLOGY",
     "KOLO_TOP_DIR",
     "KOLO_TORCH_IMPL",
     "KOLO_TRACE_DIR",
@@ -192,6 +193,8 @@ pub(crate) struct Settings {
     pub(crate) timeout: Duration,
     pub(crate) start_timeout: Duration,
     pub(crate) host: Option<String>,
+    /// Where this host is in the network.
+    pub(crate) topology: Option<String>,
     pub(crate) interface: Option<String>,
     pub(crate) congestion_control: CongestionControl,
     /// Where this process listens.
@@ -312,6 +315,7 @@ impl Default for Settings {
             timeout: Duration::from_secs(300),
             start_timeout: START_TIMEOUT,
             host: None,
+            topology: None,
             interface: None,
             congestion_control: CongestionControl::Auto,
             ports: None,
@@ -351,6 +355,7 @@ impl Settings {
         settings.insecure = insecure(env)?.unwrap_or(settings.insecure);
         settings.join = parse(env, "KOLO_JOIN", "0 or 1", flag)?.unwrap_or(settings.join);
         settings.host = env("KOLO_HOST");
+        settings.topology = parse(env, "KOLO_TOPOLOGY", TOPOLOGY, topology_path)?;
         settings.trace_dir = env("KOLO_TRACE_DIR").map(PathBuf::from);
         settings.failure_file = path_of_environment("KOLO_FAILURE_FILE");
         settings.trace_signal = parse(env, "KOLO_TRACE_SIGNAL", "0 or 1", flag)?.unwrap_or(settings.trace_signal);
@@ -382,6 +387,7 @@ fn selection(env: Env<'_>) -> Result<(Option<Algorithm>, CostModel)> {
     let (algorithm, mut model) = (named(env, "KOLO_ALGORITHM")?, CostModel::default());
     if let Some(latency) = parse(env, "KOLO_NETWORK_LATENCY", DURATION, some_time)? {
         model.network.latency = latency.as_secs_f64();
+        model.uplink.latency = model.network.latency;
     }
     if let Some(rate) = parse(env, "KOLO_NETWORK_BANDWIDTH", BANDWIDTH, bandwidth)? {
         model.network.per_byte = 1e-9 / rate;
@@ -458,6 +464,17 @@ pub(crate) const SOCKETS: &str = "1 to 64 sockets for each link";
 /// Returns a number of sockets, if it is valid.
 pub(crate) fn sockets(count: usize) -> Option<u8> {
     (1..=64).contains(&count).then_some(count as u8)
+}
+
+/// What [`topology_path`] parses, for messages.
+pub(crate) const TOPOLOGY: &str =
+    "the path of this host in the network, such as rack7 or pod1/rack7: up to 8 names, 255 bytes together, without blanks";
+
+/// Parses the path of a host in the network.
+pub(crate) fn topology_path(text: &str) -> Option<String> {
+    let is_name = |name: &str| !name.is_empty() && !name.contains(|letter: char| letter.is_whitespace() || letter.is_control());
+    let is_path = text.len() <= 255 && text.split('/').count() <= 8 && text.split('/').all(is_name);
+    is_path.then(|| text.to_owned())
 }
 
 fn flag(text: &str) -> Option<bool> {

@@ -10,6 +10,7 @@ use crate::bootstrap::host_group::area::{AREA, slabs_for};
 use crate::bootstrap::host_group::stage::{KEPT, STAGE};
 use crate::bootstrap::launcher::{self, Launch, Rendezvous};
 use crate::bootstrap::store::StoreUrl;
+use crate::bootstrap::topology::{self, Position};
 use crate::config::{self, CongestionControl, Settings, process_env};
 use crate::error::{Error, Result};
 use crate::reduce;
@@ -74,7 +75,7 @@ pub fn examine() -> Vec<Finding> {
     let mut findings = vec![version(), of_settings(&settings)];
     let settings = settings.unwrap_or_default();
     findings.extend([secret(settings.insecure), of_launcher(&launch)]);
-    findings.push(interfaces());
+    findings.extend([topology(&settings), interfaces()]);
     let deadline = Instant::now() + settings.start_timeout;
     let chosen = address::choose(url.as_ref(), settings.interface.as_deref(), deadline);
     findings.push(of_address(&chosen));
@@ -159,6 +160,14 @@ fn of_launcher(launch: &Result<Option<Launch>>) -> Finding {
         }
         Ok(None) => Finding::fine(SUBJECT, "none: a program started like this is alone, one rank of one"),
         Err(error) => Finding::failure(SUBJECT, error.to_string(), "start the program with kolo run, torchrun, srun or mpirun"),
+    }
+}
+
+fn topology(settings: &Settings) -> Finding {
+    const SUBJECT: &str = "topology";
+    match topology::position(settings, &process_env) {
+        Some(Position { path, source }) => Finding::fine(SUBJECT, format!("this host is at {path} ({source})")),
+        None => Finding::fine(SUBJECT, "unknown; if hosts are in several racks, give each its path in KOLO_TOPOLOGY"),
     }
 }
 

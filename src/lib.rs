@@ -125,7 +125,7 @@ pub use types::{DType, Descriptor, Element, Op, Rank, ReduceOp, UnknownNameError
 
 /// The cost model with which kolo chooses its algorithms.
 pub mod plan {
-    pub use crate::exec::costs::cache::{MeasuredCosts, measured};
+    pub use crate::exec::costs::cache::{MeasuredCosts, PairClass, measured};
     pub use crate::schedule::select::{Candidate, Choice, CostModel, Layout, LinkCost, candidates};
     pub use crate::schedule::timing::{Method, Scenario, Simulated, simulate};
 }
@@ -139,6 +139,8 @@ pub mod settings {
     // the variables have them.
     #[doc(hidden)]
     pub use crate::bootstrap::address::address_for;
+    #[doc(hidden)]
+    pub use crate::bootstrap::topology::topology_of_environment;
     #[doc(hidden)]
     pub use crate::config::{BANDWIDTH, bandwidth, duration, secret_in, selection_of_environment, variable};
     pub use crate::config::{VARIABLES, ports_given as parse_ports, secret_given as parse_secret, secret_of_environment};

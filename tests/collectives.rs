@@ -68,6 +68,68 @@ proptest! {
     }
 }
 
+/// Puts each rank on a host of its own, or two ranks on each, and deals the hosts to racks in turns.
+fn in_racks(racks: usize, per_host: usize) -> impl Fn(usize, kolo::Builder) -> kolo::Builder + Sync {
+    move |rank, builder| {
+        let host = rank / per_host;
+        builder
+            .host(format!("host{host}"))
+            .topology(format!("pod/rack{}", host % racks))
+            .cost_model(kolo::plan::CostModel::default())
+    }
+}
+
+/// Every operation between hosts whose neighbours in the order of ranks are in different racks, by the
+/// algorithm of two levels where it exists, and by others.
+#[test]
+fn every_operation_across_racks() {
+    for (world, per_host, racks) in [(4, 1, 2), (5, 1, 2), (8, 2, 2), (6, 1, 3), (8, 1, 3), (7, 2, 2)] {
+        for algorithm in [None, Some(Algorithm::TwoLevel), Some(Algorithm::Ring), Some(Algorithm::RecursiveDoubling)] {
+            let place = in_racks(racks, per_host);
+            let options = |rank: usize, builder: kolo::Builder| {
+                let builder = place(rank, builder);
+                algorithm.into_iter().fold(builder, kolo::Builder::algorithm)
+            };
+            run(world, options, |comm| {
+                for (round, op) in common::OPS.into_iter().enumerate() {
+                    for count in [0, 1, 1000, 70_001] {
+                        for in_place in [false, true] {
+                            let seed = random(round as u64, count as u64);
+                            let root = seed as usize % world;
+                            let case = Case { op, dtype: DType::F32, redop: ReduceOp::Average, count, root, in_place, seed };
+                            let what =
+                                format!("{case:?} on {world} ranks, {per_host} a host, in {racks} racks, by {algorithm:?}");
+                            check(&comm, case).unwrap_or_else(|error| panic!("{error} in {what}"));
+                        }
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// Ranks of a split have the racks of their hosts, and hosts without a path keep the order of ranks.
+#[test]
+fn two_levels_are_chosen_where_racks_are_known() {
+    let chosen = |comm: &Communicator| comm.algorithm(kolo::Op::AllReduce, 64 << 20);
+    run(8, in_racks(2, 2), |comm| {
+        assert_eq!(chosen(&comm).between, Some(Algorithm::TwoLevel));
+        // One rank of each host: racks of two hosts.
+        let rail = comm.split(comm.rank() % 2, comm.rank()).unwrap();
+        assert_eq!(chosen(&rail).algorithm, Algorithm::TwoLevel);
+        rounds(&rail, 7, 10, 20_000);
+        // The hosts of one rack.
+        let rack = comm.split(comm.rank() / 2 % 2, comm.rank()).unwrap();
+        assert_ne!(chosen(&rack).between, Some(Algorithm::TwoLevel));
+        rounds(&rack, 8, 10, 20_000);
+    });
+    let some = |rank: usize, builder: kolo::Builder| {
+        let builder = builder.host(format!("host{rank}"));
+        if rank == 3 { builder } else { builder.topology(format!("rack{}", rank % 2)) }
+    };
+    run(4, some, |comm| assert_ne!(chosen(&comm).algorithm, Algorithm::TwoLevel));
+}
+
 /// Every algorithm over messages, for every operation that has it, in worlds of several sizes.
 #[test]
 fn every_algorithm_of_every_operation() {
@@ -152,6 +214,7 @@ fn reproducible_reductions_have_the_same_bits_everywhere() {
     assert!(windows == bits(&|_, builder| builder.transport(Transport::Tcp)), "TCP");
     assert!(windows == bits(&|rank, builder| builder.host(format!("host{}", rank % 2))), "two hosts");
     assert!(windows == bits(&|_, builder| builder.algorithm(Algorithm::Ring)), "a forced algorithm");
+    assert!(windows == bits(&in_racks(2, 1)), "two racks");
 }
 
 #[test]

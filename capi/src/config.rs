@@ -104,6 +104,8 @@ pub struct kolo_config_t {
     /// call kolo_comm_grow. It has no rank and no number of ranks: connect with kolo_comm_init_env.
     /// -1: it does not.
     pub join: i32,
+    /// Where this rank's host is in the network: a path such as "rack7" or "pod1/rack7".
+    pub topology: *const c_char,
 }
 
 // SAFETY: the struct begins with its size; numbers may be zero, and texts null.
@@ -217,6 +219,9 @@ unsafe fn texts(mut builder: Builder, config: &kolo_config_t) -> Result<Builder,
         }
         if let Some(host) = text(config.host, "config->host")? {
             builder = builder.host(host);
+        }
+        if let Some(path) = text(config.topology, "config->topology")? {
+            builder = builder.topology(path);
         }
         if let Some(interface) = text(config.interfaces, "config->interfaces")? {
             builder = builder.interface(interface);

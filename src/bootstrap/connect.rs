@@ -14,6 +14,7 @@ use super::network::{LinkSettings, Network};
 use super::peer_info::PeerInfo;
 use super::rendezvous::{self, Membership};
 use super::start::Start;
+use super::topology;
 use crate::config::{SharedSettings, TlsFiles, Transport, process_env};
 use crate::error::{Cause, Error, Result};
 use crate::failure::{CancelToken, CommInfo, agree_on_report};
@@ -83,6 +84,10 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     tracing::info!(rank, world = start.world_size, on_host = together.len(), after = ?began.elapsed(), "connected all ranks");
     // An address for metrics that is taken fails the start, when the others wait for this rank itself.
     network.offer(start.settings, start.deadline).map_err(report)?;
+    if rank == 0 {
+        let first = (0..hosts.len()).filter(|&rank| hosts[rank] == rank);
+        topology::log(&first.map(|rank| &*network.peers[rank].topology).collect::<Vec<_>>());
+    }
     fabric.place(hosts.into(), connections);
     Ok(Connected { fabric, identity, settings, members })
 }

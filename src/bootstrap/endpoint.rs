@@ -11,7 +11,8 @@ use super::network::{Dispatcher, Mailbox};
 use super::peer_info::{self, PeerInfo};
 use super::start::Start;
 use super::store::StoreUrl;
-use crate::config::ports_text;
+use super::topology;
+use crate::config::{ports_text, process_env};
 use crate::error::{Error, Result};
 use crate::failure::StatusBoard;
 use crate::sys::{self, LocalListener, Process};
@@ -69,6 +70,7 @@ impl Endpoint {
             address,
             local_name,
             encrypts: start.settings.tls.is_some(),
+            topology: topology::position(start.settings, &process_env).map_or_else(String::new, |position| position.path),
         })
     }
 }

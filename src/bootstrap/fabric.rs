@@ -166,6 +166,14 @@ impl Fabric {
         }
     }
 
+    /// Returns the path of a rank's host in the network; empty if it is unknown.
+    pub(crate) fn topology(&self, rank: Rank) -> &str {
+        match &self.backing {
+            Backing::Network(network) => &network.peers[self.members[rank]].topology,
+            _ => "",
+        }
+    }
+
     /// Returns what links in the network are made of, for people.
     pub(crate) fn kind_of_links(&self) -> String {
         match &self.backing {

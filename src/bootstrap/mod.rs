@@ -47,6 +47,7 @@ mod signed;
 mod start;
 pub(crate) mod store;
 pub(crate) mod store_source;
+pub(crate) mod topology;
 
 pub(crate) use connect::{Connected, connect, peer_failed};
 pub(crate) use peer_table::OwnFailure;

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use crate::bootstrap::listener::handshake::VERSION;
+use crate::config::topology_path;
 use crate::error::Error;
 use crate::sys::Process;
 use crate::types::Rank;
@@ -29,6 +30,8 @@ pub(crate) struct PeerInfo {
     pub(crate) local_name: String,
     /// The rank accepts only encrypted links.
     pub(crate) encrypts: bool,
+    /// The path of its host in the network. Empty if unknown.
+    pub(crate) topology: String,
 }
 
 impl PeerInfo {
@@ -37,7 +40,7 @@ impl PeerInfo {
         writer.number(self.version.into()).number(self.rank as u64).number(self.world_size as u64).number(self.instance);
         writer.text(&self.host).number(self.pid.into()).number(self.created).number(self.pid_namespace);
         writer.text(&self.machine).text(&self.address.ip().to_string()).number(self.address.port().into()).text(&self.local_name);
-        writer.number(self.encrypts.into());
+        writer.number(self.encrypts.into()).text(&self.topology);
         writer.0
     }
 
@@ -46,8 +49,9 @@ impl PeerInfo {
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<PeerInfo> {
+        let version = reader.number()?.try_into().ok()?;
         Some(PeerInfo {
-            version: reader.number()?.try_into().ok()?,
+            version,
             rank: reader.size()?,
             world_size: reader.size()?,
             instance: reader.number()?,
@@ -59,6 +63,13 @@ impl PeerInfo {
             address: SocketAddr::new(reader.text()?.parse::<IpAddr>().ok()?, reader.number()?.try_into().ok()?),
             local_name: reader.text()?,
             encrypts: reader.number()? != 0,
+            // Older versions have none. They are refused for their version.
+            topology: match reader.text() {
+                Some(path) if path.is_empty() => path,
+                Some(path) => topology_path(&path)?,
+                None if version != self::version() => String::new(),
+                None => return None,
+            },
         })
     }
 
@@ -127,5 +138,32 @@ pub(crate) fn sample(rank: Rank) -> PeerInfo {
         address: "[fd00::2]:4000".parse().expect("an address"),
         local_name: "kolo-x".to_owned(),
         encrypts: true,
+        topology: "pod1/rack7".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_is_none_is_refused() {
+        let with = |topology: &str| PeerInfo::decode(&PeerInfo { topology: topology.to_owned(), ..sample(1) }.encode());
+        for path in ["", "rack7", "pod1/rack7", "\u{e9}/\u{fc}"] {
+            assert_eq!(with(path).map(|peer| peer.topology), Some(path.to_owned()));
+        }
+        for path in ["/", "a//b", "a b", "a\n", "1/2/3/4/5/6/7/8/9", &"x".repeat(256)] {
+            assert_eq!(with(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_peer_info_without_a_path_is_of_an_older_version() {
+        for version in [version(), version() - 1] {
+            let mut bytes = PeerInfo { version, topology: String::new(), ..sample(1) }.encode();
+            bytes.truncate(bytes.len() - size_of::<u64>());
+            let expected = (version != self::version()).then(|| String::new());
+            assert_eq!(PeerInfo::decode(&bytes).map(|peer| peer.topology), expected);
+        }
     }
 }

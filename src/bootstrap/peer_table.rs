@@ -170,8 +170,8 @@ fn write_settings(writer: &mut Writer, settings: &SharedSettings) {
         .number(sockets.unwrap_or(BY_WAY).into());
     writer.number((*devices).into()).number(*device_path as u64).number(*device_waits as u64);
     writer.number(*flag_layout as u64).number(*wire_dtype as u64).number((*measures).into());
-    let CostModel { network, local, reduce, window_sync, window_per_byte } = *model;
-    for LinkCost { latency, overhead, per_byte } in [network, local] {
+    let CostModel { network, uplink, local, reduce, window_sync, window_per_byte } = *model;
+    for LinkCost { latency, overhead, per_byte } in [network, uplink, local] {
         [latency, overhead, per_byte].iter().for_each(|cost| _ = writer.number(cost.to_bits()));
     }
     [reduce, window_sync, window_per_byte].iter().for_each(|cost| _ = writer.number(cost.to_bits()));
@@ -197,8 +197,8 @@ fn read_settings(reader: &mut Reader<'_>) -> Option<SharedSettings> {
     let measures = reader.number()? != 0;
     let mut cost = || reader.number().map(f64::from_bits);
     let mut link = || Some(LinkCost { latency: cost()?, overhead: cost()?, per_byte: cost()? });
-    let (network, local) = (link()?, link()?);
-    let model = CostModel { network, local, reduce: cost()?, window_sync: cost()?, window_per_byte: cost()? };
+    let (network, uplink, local) = (link()?, link()?, link()?);
+    let model = CostModel { network, uplink, local, reduce: cost()?, window_sync: cost()?, window_per_byte: cost()? };
     if model.invalid().is_some() {
         return None;
     }
@@ -285,10 +285,10 @@ mod tests {
     #[test]
     fn a_table_with_costs_that_cannot_be_compared_is_refused() {
         for cost in [f64::NAN, f64::INFINITY, -1e-9] {
-            for at in 0..9 {
+            for at in 0..12 {
                 let mut settings = Settings::default().shared;
-                let CostModel { network, local, reduce, window_sync, window_per_byte } = &mut settings.model;
-                let links = [network, local].map(|link| [&mut link.latency, &mut link.overhead, &mut link.per_byte]);
+                let CostModel { network, uplink, local, reduce, window_sync, window_per_byte } = &mut settings.model;
+                let links = [network, uplink, local].map(|link| [&mut link.latency, &mut link.overhead, &mut link.per_byte]);
                 *links.into_iter().flatten().chain([reduce, window_sync, window_per_byte]).nth(at).unwrap() = cost;
                 let bytes = PeerTable::Members { peers: vec![sample(0)], settings }.encode();
                 assert!(PeerTable::decode(&bytes).is_none(), "cost {at} is {cost}");

@@ -70,6 +70,7 @@ pub struct Builder {
     timeout: Option<Duration>,
     start_timeout: Option<Duration>,
     host: Option<String>,
+    topology: Option<String>,
     interface: Option<String>,
     ports: Option<RangeInclusive<u16>>,
     insecure: Option<bool>,
@@ -91,6 +92,7 @@ impl fmt::Debug for Builder {
             timeout,
             start_timeout,
             host,
+            topology,
             interface,
             ports,
             insecure,
@@ -126,6 +128,7 @@ impl fmt::Debug for Builder {
             .field("timeout", timeout)
             .field("start_timeout", start_timeout)
             .field("host", host)
+            .field("topology", topology)
             .field("interface", interface)
             .field("ports", ports)
             .field("insecure", insecure)
@@ -311,6 +314,14 @@ impl Builder {
         self
     }
 
+    /// Sets where this rank's host is in the network: a path such as `rack7` or `pod1/rack7`. If all
+    /// ranks have one, fewer bytes cross the uplinks of racks. The path of a host is that of its lowest
+    /// rank.
+    pub fn topology(mut self, path: impl Into<String>) -> Self {
+        self.topology = Some(path.into());
+        self
+    }
+
     /// Sets whether a `tcp://` store accepts other machines although the ranks have no secret. Then
     /// every process that reaches it can join the job, or disturb it.
     pub fn insecure(mut self, insecure: bool) -> Self {
@@ -484,6 +495,10 @@ impl Builder {
         settings.timeout = self.timeout.unwrap_or(settings.timeout).min(FOREVER);
         settings.start_timeout = self.start_timeout.unwrap_or(settings.start_timeout).min(FOREVER);
         settings.host = self.host.clone().or(settings.host);
+        if let Some(given) = &self.topology {
+            let path = config::topology_path(given.trim());
+            settings.topology = Some(path.ok_or_else(|| Error::setting("topology", given, config::TOPOLOGY))?);
+        }
         settings.interface = self.interface.clone().or(settings.interface);
         if let Some(ports) = self.ports.clone() {
             let text = config::ports_text(&ports);

@@ -11,7 +11,7 @@ use super::{Engine, Job};
 use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::error::{Cause, Error, Result};
 use crate::failure::{CommInfo, OpContext};
-use crate::schedule::{Algorithm, Blocks, Problem, steps};
+use crate::schedule::{Algorithm, Blocks, Problem, Racks, steps};
 use crate::sys::Patience;
 use crate::transport::memory::{Hub, MemoryOpener};
 use crate::transport::{Link, Mesh, NoLink, Opener};
@@ -66,7 +66,7 @@ fn job<'a>(
 ) -> Job<'a> {
     let (rank, none) = (info.rank, Blocks::Even(0));
     let count = message.count as usize;
-    let problem = Problem { op, rank, world: 2, root: 1 - rank, count, sends: none, recvs: none, segment: 1 };
+    let problem = Problem { op, rank, world: 2, root: 1 - rank, count, sends: none, recvs: none, segment: 1, racks: Racks::ONE };
     Job {
         context: OpContext::new(message, info),
         steps: steps(Algorithm::Direct, problem),
@@ -88,7 +88,17 @@ fn receive(engine: &mut Engine, timeout: Duration) -> Result<[u8; 4]> {
     let info = info(0, timeout);
     let mut got = [9; 4];
     let blocks = Blocks::Even(0);
-    let problem = Problem { op: Op::Recv, rank: 0, world: 2, root: 1, count: 4, sends: blocks, recvs: blocks, segment: 1 };
+    let problem = Problem {
+        op: Op::Recv,
+        rank: 0,
+        world: 2,
+        root: 1,
+        count: 4,
+        sends: blocks,
+        recvs: blocks,
+        segment: 1,
+        racks: Racks::ONE,
+    };
     let job = Job {
         context: OpContext::new(descriptor(4), &info),
         steps: steps(Algorithm::Direct, problem),
@@ -195,8 +205,17 @@ fn after_a_message_that_was_cut_off_nothing_follows() {
     // More than the link holds, to a peer that receives nothing.
     let payload = vec![7u8; 4 << 20];
     let blocks = Blocks::Even(0);
-    let problem =
-        Problem { op: Op::Send, rank: 0, world: 2, root: 1, count: payload.len(), sends: blocks, recvs: blocks, segment: 1 };
+    let problem = Problem {
+        op: Op::Send,
+        rank: 0,
+        world: 2,
+        root: 1,
+        count: payload.len(),
+        sends: blocks,
+        recvs: blocks,
+        segment: 1,
+        racks: Racks::ONE,
+    };
     let job = Job {
         context: OpContext::new(descriptor(payload.len() as u64), &info),
         steps: steps(Algorithm::Direct, problem),

@@ -9,6 +9,7 @@ use mio::Waker;
 use super::call::Call;
 use super::device_state::Devices;
 use crate::bootstrap::fabric::Fabric;
+use crate::bootstrap::topology::HostOrder;
 use crate::config::{CopyMode, SharedSettings, Transport};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -18,13 +19,19 @@ use crate::shm::Window;
 use crate::sys::Patience;
 use crate::trace::Recording;
 use crate::transport::Mesh;
-use crate::types::Op;
+use crate::types::{Op, Rank};
 
 pub(crate) struct Core {
     pub(super) fabric: Fabric,
     pub(super) recording: Arc<Recording>,
     pub(super) settings: SharedSettings,
     pub(super) layout: Layout,
+    /// The lowest rank of each host, in the order in which schedules visit hosts.
+    pub(super) first_on_host: Arc<[Rank]>,
+    /// Where each rack starts in that order, and where the last one ends. Empty without racks.
+    pub(super) racks: Arc<[usize]>,
+    /// All ranks in the order of their hosts, if that is another one than theirs.
+    pub(super) order: Option<Arc<[Rank]>>,
     /// The last choice, and for what it was made.
     chosen: Option<(Op, u64, Choice)>,
     pub(super) patience: Arc<Patience>,
@@ -51,15 +58,29 @@ impl Core {
         let hosts = fabric.hosts();
         let per_host = |host: usize| hosts.iter().filter(|&&other| other == host).count();
         let uses_memory = settings.transport != Transport::Tcp;
-        let leaders = (0..world).filter(|&rank| hosts[rank] == rank);
+        let mut first: Vec<Rank> = (0..world).filter(|&rank| hosts[rank] == rank).collect();
+        let paths: Vec<&str> = first.iter().map(|&rank| fabric.topology(rank)).collect();
+        let by_rack = HostOrder::of(&paths);
         let layout = Layout {
             ranks: world,
-            hosts: leaders.clone().count(),
-            fewest_per_host: leaders.map(per_host).min().unwrap_or(1),
+            hosts: first.len(),
+            fewest_per_host: first.iter().map(|&host| per_host(host)).min().unwrap_or(1),
+            racks: by_rack.as_ref().map_or(1, |order| order.racks().count()),
+            fewest_per_rack: by_rack.as_ref().map_or(first.len(), HostOrder::fewest_per_rack),
             windows: uses_memory && (0..world).any(|rank| hosts[rank] != rank),
         };
+        let (mut racks, mut order) = (Vec::new(), None);
+        if let Some(by_rack) = by_rack {
+            first = by_rack.hosts.iter().map(|&host| first[host]).collect();
+            let ranks = first.iter().flat_map(|&host| (0..world).filter(move |&rank| hosts[rank] == host));
+            order = Some(ranks.collect::<Arc<[Rank]>>()).filter(|order| !order.is_sorted());
+            racks = by_rack.racks;
+        }
         let patience = Arc::new(Patience::new(neighbours.len()));
         Core {
+            first_on_host: first.into(),
+            racks: racks.into(),
+            order,
             recording: fabric.recording().clone(),
             fabric,
             settings,

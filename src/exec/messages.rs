@@ -1,6 +1,8 @@
 //! Operations by messages: the engine executes a schedule over links.
 
 use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
 
 use super::call::{Call, Counts};
 use super::compression::Compression;
@@ -11,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::{Kernel, normalise_bools};
 use crate::schedule::select::segment_bytes;
-use crate::schedule::{Algorithm, Blocks, Problem, Step, compressed, segment_of_compressed, steps};
+use crate::schedule::{Algorithm, Blocks, Problem, Racks, Step, compressed, segment_of_compressed, steps};
 use crate::sys::Waiting;
 use crate::trace;
 use crate::types::{DType, Descriptor, Op, Rank};
@@ -114,14 +116,24 @@ impl Core {
         algorithm: Algorithm,
     ) -> Result<()> {
         let blocks = |counts: &'c Option<Counts>| counts.as_ref().map_or(Blocks::Even(call.count), Counts::blocks);
+        let (sends, recvs) = (blocks(&call.send_counts), blocks(&call.recv_counts));
+        let order = self.order_of(call.op, algorithm);
+        // The blocks in the order of the schedule.
+        let placed = |blocks: Blocks<'_>| -> Vec<Range<usize>> {
+            let order = order.as_deref().filter(|_| moves_blocks(call.op));
+            order.map_or_else(Vec::new, |order| order.iter().map(|&rank| blocks.range(rank)).collect())
+        };
+        let (placed_sends, placed_recvs) = (placed(sends), placed(recvs));
+        let in_order = |blocks, placed| if order.is_some() && moves_blocks(call.op) { Blocks::Placed(placed) } else { blocks };
+        let index = |order: &[Rank]| order.iter().position(|&rank| rank == call.root);
         let messages = Messages {
             op: call.op,
             algorithm,
-            ranks: None,
-            root: call.root,
+            ranks: order.as_deref(),
+            root: order.as_deref().and_then(index).unwrap_or(call.root),
             count: call.count,
-            sends: blocks(&call.send_counts),
-            recvs: blocks(&call.recv_counts),
+            sends: in_order(sends, &placed_sends),
+            recvs: in_order(recvs, &placed_recvs),
             input: call.send,
             output: call.recv,
             element: call.dtype.size(),
@@ -130,6 +142,17 @@ impl Core {
         };
         // SAFETY: passed on.
         unsafe { self.run_messages(context, messages) }
+    }
+
+    /// The ranks in the order in which a schedule of all ranks visits them, if that is another one than
+    /// theirs. Schedules that move runs of consecutive blocks keep the order of ranks, and so do direct
+    /// ones, which reduce in that order.
+    fn order_of(&self, op: Op, algorithm: Algorithm) -> Option<Arc<[Rank]>> {
+        let follows_hosts = match op {
+            Op::AllReduce | Op::Reduce | Op::Broadcast | Op::Barrier => algorithm != Algorithm::Direct,
+            _ => moves_blocks(op) && matches!(algorithm, Algorithm::Ring | Algorithm::TwoLevel),
+        };
+        self.order.clone().filter(|_| follows_hosts)
     }
 
     /// Hands the engine a schedule.
@@ -146,7 +169,10 @@ impl Core {
             return Ok(());
         }
         let segment = (segment_bytes(algorithm) / element).max(1);
-        let problem = Problem { op, rank, world, root, count, sends, recvs, segment };
+        let starts = self.racks.clone();
+        // Schedules between hosts have one rank of each.
+        let racks = if algorithm == Algorithm::TwoLevel { Racks::Listed(&starts) } else { Racks::ONE };
+        let problem = Problem { op, rank, world, root, count, sends, recvs, segment, racks };
         let (steps, kernel): (Box<dyn Iterator<Item = Step>>, _) = match compression {
             Some(Compression { kernel, .. }) => {
                 (Box::new(compressed(Problem { segment: segment_of_compressed(world), ..problem })), Some(kernel))
@@ -265,11 +291,16 @@ impl Core {
     }
 }
 
+/// Whether every rank gives or gets a block of its own, which schedules may move in any order.
+fn moves_blocks(op: Op) -> bool {
+    matches!(op, Op::AllGather | Op::AllGatherV | Op::ReduceScatter | Op::ReduceScatterV)
+}
+
 /// The job of one send or receive.
 fn job<'c>(call: &Call, context: OpContext<'c>, rank: Rank, world: usize) -> Job<'c> {
     let Call { op, root, count, send, recv, source, dtype, .. } = *call;
     let none = Blocks::Even(0);
-    let problem = Problem { op, rank, world, root, count, sends: none, recvs: none, segment: 1 };
+    let problem = Problem { op, rank, world, root, count, sends: none, recvs: none, segment: 1, racks: Racks::ONE };
     Job {
         context,
         steps: steps(Algorithm::Direct, problem),

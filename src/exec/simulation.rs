@@ -18,7 +18,7 @@ use crate::error::{Cause, Error};
 use crate::failure::{CommInfo, OpContext};
 use crate::failure::{CommStatus, ControlChannel, Query, QueryError, Reply, StatusBoard, agree_on_report};
 use crate::reduce::Kernel;
-use crate::schedule::{Algorithm, Blocks, Problem, steps};
+use crate::schedule::{Algorithm, Blocks, Problem, Racks, steps};
 use crate::sys::Patience;
 use crate::trace::{RankOfJob, Recorder};
 use crate::transport::memory::{Hub, MemoryOpener};
@@ -250,7 +250,7 @@ impl Plan {
         _ = status.recording.history.begin(&call.encode(), 0, 0);
         let (none, memory) = (Blocks::Even(0), RawSliceMut::of(buf));
         let (op, world, root, count) = (Op::AllReduce, self.ranks, 0, self.count);
-        let problem = Problem { op, rank, world, root, count, sends: none, recvs: none, segment: 1000 };
+        let problem = Problem { op, rank, world, root, count, sends: none, recvs: none, segment: 1000, racks: Racks::ONE };
         let job = Job {
             context: OpContext::new(*call, info),
             steps: steps(self.algorithm, problem),

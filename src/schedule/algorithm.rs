@@ -29,11 +29,25 @@ numbered! {
         Window = 7, "window";
         /// Shared memory inside each host, and one of the above between hosts.
         Hierarchical = 8, "hierarchical";
+        /// Rings and trees inside each rack and between racks: the fewest bytes through the uplinks
+        /// of racks. Only where the topology is known.
+        TwoLevel = 9, "two-level";
     }
 }
 
 impl Algorithm {
-    /// Returns the algorithms over messages that can execute `op` among `world` ranks.
+    /// Returns whether [`Algorithm::TwoLevel`] can execute `op`. Exchanges of blocks need racks of
+    /// one size.
+    pub(crate) fn has_two_levels(op: Op, racks_are_even: bool) -> bool {
+        match op {
+            Op::AllReduce | Op::Broadcast | Op::Reduce => true,
+            Op::AllGather | Op::AllGatherV | Op::ReduceScatter | Op::ReduceScatterV => racks_are_even,
+            _ => false,
+        }
+    }
+
+    /// Returns the algorithms over messages that can execute `op` among `world` ranks, wherever these
+    /// are.
     pub(crate) fn for_op(op: Op, world: usize) -> &'static [Algorithm] {
         use Algorithm::*;
         let power_of_two = world.is_power_of_two();

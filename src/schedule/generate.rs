@@ -3,14 +3,15 @@
 use super::algorithm::Algorithm;
 use super::problem::Problem;
 use super::step::{BufferRef, Step};
-use super::{barrier, direct, double_tree, doubling, halving, ring, tree};
+use super::{barrier, direct, double_tree, doubling, halving, ring, tree, two_level};
 use crate::types::Op;
 
 /// Returns the steps of `problem.rank`.
 ///
 /// # Panics
 ///
-/// If `algorithm` is not in [`Algorithm::for_op`].
+/// If `algorithm` is not in [`Algorithm::for_op`], and is not the one of two levels where
+/// [`Algorithm::has_two_levels`].
 pub(crate) fn steps(algorithm: Algorithm, problem: Problem<'_>) -> Box<dyn Iterator<Item = Step> + '_> {
     if problem.world == 1 {
         return Box::new(alone(problem).into_iter());
@@ -42,6 +43,11 @@ pub(crate) fn steps(algorithm: Algorithm, problem: Problem<'_>) -> Box<dyn Itera
         (Algorithm::Direct, Op::Scatter) => Box::new(direct::scatter(problem)),
         (Algorithm::Direct, Op::Send) => Box::new(direct::send(problem)),
         (Algorithm::Direct, Op::Recv) => Box::new(direct::recv(problem)),
+        (Algorithm::TwoLevel, Op::AllReduce) => Box::new(two_level::all_reduce(problem).into_iter()),
+        (Algorithm::TwoLevel, Op::Broadcast) => Box::new(two_level::broadcast(problem).into_iter()),
+        (Algorithm::TwoLevel, Op::Reduce) => Box::new(two_level::reduce(problem)),
+        (Algorithm::TwoLevel, Op::AllGather | Op::AllGatherV) => Box::new(two_level::all_gather(problem).into_iter()),
+        (Algorithm::TwoLevel, Op::ReduceScatter | Op::ReduceScatterV) => Box::new(two_level::reduce_scatter(problem).into_iter()),
         (Algorithm::Dissemination, Op::Barrier) => return Box::new(barrier::dissemination(problem)),
         (algorithm, op) => unreachable!("{op} has no {algorithm}"),
     };

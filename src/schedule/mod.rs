@@ -40,9 +40,10 @@ mod step;
 mod tests;
 pub(crate) mod timing;
 mod tree;
+mod two_level;
 
 pub use algorithm::Algorithm;
 pub(crate) use compressed::{compressed, segment_of_compressed};
 pub(crate) use generate::steps;
-pub(crate) use problem::{Blocks, Problem, chunk};
+pub(crate) use problem::{Blocks, Problem, Racks, chunk};
 pub(crate) use step::{BufferRef, Span, Step};

@@ -27,8 +27,11 @@ impl LinkCost {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct CostModel {
-    /// A link between hosts.
+    /// A link between hosts; with a topology, of one rack.
     pub network: LinkCost,
+    /// A link between racks. Its time per byte is that of a rack's uplink, which the rack's hosts
+    /// share; 0 if it is not known. Then a byte that crosses an uplink costs a host as much as two.
+    pub uplink: LinkCost,
     /// A link inside a host.
     pub local: LinkCost,
     /// Seconds to reduce one byte.
@@ -43,11 +46,14 @@ impl CostModel {
     /// Returns the name and value of a cost that is negative or not finite, with which no choice
     /// could be compared.
     pub(crate) fn invalid(&self) -> Option<(&'static str, f64)> {
-        let CostModel { network, local, reduce, window_sync, window_per_byte } = *self;
+        let CostModel { network, uplink, local, reduce, window_sync, window_per_byte } = *self;
         let costs = [
             ("network.latency", network.latency),
             ("network.overhead", network.overhead),
             ("network.per_byte", network.per_byte),
+            ("uplink.latency", uplink.latency),
+            ("uplink.overhead", uplink.overhead),
+            ("uplink.per_byte", uplink.per_byte),
             ("local.latency", local.latency),
             ("local.overhead", local.overhead),
             ("local.per_byte", local.per_byte),
@@ -65,6 +71,7 @@ impl Default for CostModel {
     fn default() -> Self {
         CostModel {
             network: LinkCost { latency: 25e-6, overhead: 3e-6, per_byte: 1.0 / 1.25e9 },
+            uplink: LinkCost { latency: 25e-6, overhead: 3e-6, per_byte: 0.0 },
             local: LinkCost { latency: 1e-6, overhead: 0.2e-6, per_byte: 1.0 / 4e9 },
             reduce: 1.0 / 8e9,
             window_sync: 0.3e-6,
@@ -83,6 +90,10 @@ pub struct Layout {
     pub hosts: usize,
     /// The fewest ranks that one host has, at least 1.
     pub fewest_per_host: usize,
+    /// The number of racks in which the hosts are; 1 if the topology is not known.
+    pub racks: usize,
+    /// The fewest hosts that one rack has, at least 1.
+    pub fewest_per_rack: usize,
     /// Whether all ranks of every host share memory.
     pub windows: bool,
 }
@@ -91,7 +102,13 @@ impl Layout {
     /// Spreads `ranks` evenly over `hosts`, with shared memory if a host has several.
     pub fn even(ranks: usize, hosts: usize) -> Layout {
         let hosts = hosts.clamp(1, ranks.max(1));
-        Layout { ranks, hosts, fewest_per_host: ranks / hosts, windows: ranks > hosts }
+        Layout { ranks, hosts, fewest_per_host: ranks / hosts, racks: 1, fewest_per_rack: hosts, windows: ranks > hosts }
+    }
+
+    /// Spreads the hosts evenly over this many racks.
+    pub fn in_racks(self, racks: usize) -> Layout {
+        let racks = racks.clamp(1, self.hosts.max(1));
+        Layout { racks, fewest_per_rack: self.hosts / racks, ..self }
     }
 
     /// Returns the layout with hosts that have at least one rank each. A program may write any
@@ -99,17 +116,28 @@ impl Layout {
     pub(super) fn possible(self) -> Layout {
         let hosts = self.hosts.clamp(1, self.ranks.max(1));
         let fewest_per_host = self.fewest_per_host.clamp(1, (self.ranks / hosts).max(1));
-        Layout { hosts, fewest_per_host, ..self }
+        let racks = self.racks.clamp(1, hosts);
+        let fewest_per_rack = self.fewest_per_rack.clamp(1, hosts / racks);
+        Layout { hosts, fewest_per_host, racks, fewest_per_rack, ..self }
     }
 
     pub(super) fn most_per_host(&self) -> usize {
         self.ranks.div_ceil(self.hosts)
     }
 
+    pub(super) fn most_per_rack(&self) -> usize {
+        self.hosts.div_ceil(self.racks)
+    }
+
+    /// Returns whether racks are known, and all of one size.
+    pub(super) fn has_even_racks(&self) -> bool {
+        self.racks > 1 && self.fewest_per_rack * self.racks == self.hosts
+    }
+
     /// Returns the layout of one rank on every host: those that exchange one chunk of a
     /// hierarchical collective.
-    pub(super) fn between(&self) -> Layout {
-        Layout { ranks: self.hosts, hosts: self.hosts, fewest_per_host: 1, windows: false }
+    pub(super) fn between(self) -> Layout {
+        Layout { ranks: self.hosts, fewest_per_host: 1, windows: false, ..self }
     }
 }
 

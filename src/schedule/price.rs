@@ -3,11 +3,12 @@
 //! The model is the usual one of latency, time per byte and reduction time per byte (alpha, beta
 //! and gamma; Thakur, Rabenseifner and Gropp 2005), with two additions: the processor time of a
 //! message, which tells one round of N messages from N rounds, and that the ranks of one host share
-//! its network interface.
+//! its network interface. Where racks are known, what crosses their uplinks is priced as well.
 
 use super::algorithm::Algorithm;
 use super::direct::IN_FLIGHT;
 use super::model::{Choice, CostModel, Layout};
+use super::two_level::pieces;
 use crate::types::Op;
 
 /// Returns the bytes of a segment for algorithms that overlap segments: large enough to outweigh a
@@ -16,7 +17,7 @@ pub(crate) const fn segment_bytes(algorithm: Algorithm) -> usize {
     match algorithm {
         // Segments bound the scratch memory here; no pipeline has to fill.
         Algorithm::Direct => 1 << 20,
-        Algorithm::Ring | Algorithm::Binomial => 256 << 10,
+        Algorithm::Ring | Algorithm::Binomial | Algorithm::TwoLevel => 256 << 10,
         _ => 64 << 10,
     }
 }
@@ -33,14 +34,21 @@ const IDLE_WINDOW: f64 = 64.0 * 1024.0;
 /// The cost of a collective's critical path. Bytes are fractions of rounds, so they are not whole.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Price {
-    /// Rounds that wait for a message from another host.
+    /// Rounds that wait for a message from another host, and those of them that may wait for another
+    /// rack.
     pub(super) network_rounds: f64,
+    pub(super) uplink_rounds: f64,
     /// Rounds that wait for a message inside the host.
     pub(super) local_rounds: f64,
     /// Messages that one rank handles beyond one for each round.
     pub(super) messages: f64,
-    /// Bytes through one host's network interface, one way.
+    /// Bytes through one host's network interface, one way, and those of them that are
+    /// sent while bytes cross an uplink.
     pub(super) network_bytes: f64,
+    pub(super) crossing_bytes: f64,
+    /// Bytes of all hosts of a rack through its uplink, one way, and the mean of one host.
+    pub(super) uplink_bytes: f64,
+    pub(super) mean_crossing_bytes: f64,
     /// Bytes through one rank's links inside its host, one way.
     pub(super) local_bytes: f64,
     /// Bytes that one rank reduces.
@@ -54,7 +62,14 @@ pub(super) struct Price {
 impl Price {
     pub(super) fn seconds(&self, model: &CostModel) -> f64 {
         let overhead = if self.network_rounds > 0.0 { model.network.overhead } else { model.local.overhead };
-        self.network_rounds * model.network.latency
+        let beyond = match model.uplink.per_byte {
+            // Pairs of hosts do not show what uplinks carry. Each byte that crosses one counts twice.
+            0.0 => self.mean_crossing_bytes * model.network.per_byte,
+            per_byte => (self.uplink_bytes * per_byte - self.crossing_bytes * model.network.per_byte).max(0.0),
+        };
+        (self.network_rounds - self.uplink_rounds) * model.network.latency
+            + self.uplink_rounds * model.uplink.latency
+            + beyond
             + self.local_rounds * model.local.latency
             + self.messages * overhead
             + self.network_bytes * model.network.per_byte
@@ -67,9 +82,13 @@ impl Price {
     fn plus(self, other: Price) -> Price {
         Price {
             network_rounds: self.network_rounds + other.network_rounds,
+            uplink_rounds: self.uplink_rounds + other.uplink_rounds,
             local_rounds: self.local_rounds + other.local_rounds,
             messages: self.messages + other.messages,
             network_bytes: self.network_bytes + other.network_bytes,
+            crossing_bytes: self.crossing_bytes + other.crossing_bytes,
+            uplink_bytes: self.uplink_bytes + other.uplink_bytes,
+            mean_crossing_bytes: self.mean_crossing_bytes + other.mean_crossing_bytes,
             local_bytes: self.local_bytes + other.local_bytes,
             reduced: self.reduced + other.reduced,
             syncs: self.syncs + other.syncs,
@@ -95,7 +114,13 @@ pub(super) fn price(op: Op, bytes: u64, layout: Layout, choice: Choice) -> Price
             let outside = price_messages(op, bytes_between(op, bytes, layout) as f64, layout.between(), between);
             // A host's rails send at the same time, through one network interface.
             let rails = if has_rails(op) { layout.fewest_per_host as f64 } else { 1.0 };
-            let outside = Price { network_bytes: outside.network_bytes * rails, ..outside };
+            let outside = Price {
+                network_bytes: outside.network_bytes * rails,
+                crossing_bytes: outside.crossing_bytes * rails,
+                uplink_bytes: outside.uplink_bytes * rails,
+                mean_crossing_bytes: outside.mean_crossing_bytes * rails,
+                ..outside
+            };
             price_inside(op, bytes as f64, layout).plus(outside)
         }
         (algorithm, _) => price_messages(op, bytes as f64, layout, algorithm),
@@ -145,7 +170,7 @@ fn price_window(op: Op, bytes: f64, ranks: f64) -> Price {
 /// host, or with one host, each equals the formula there.
 fn price_messages(op: Op, bytes: f64, layout: Layout, algorithm: Algorithm) -> Price {
     let over = Messages::new(bytes, layout);
-    match algorithm {
+    let price = match algorithm {
         Algorithm::Ring => over.ring(op),
         Algorithm::Binomial => over.binomial(op),
         Algorithm::DoubleTree => over.double_tree(op),
@@ -153,8 +178,10 @@ fn price_messages(op: Op, bytes: f64, layout: Layout, algorithm: Algorithm) -> P
         Algorithm::HalvingDoubling => over.halving_doubling(op),
         Algorithm::Direct => over.direct(op),
         Algorithm::Dissemination => over.levels(1.0, 0.0, 0.0),
+        Algorithm::TwoLevel => return over.two_level(op),
         Algorithm::Window | Algorithm::Hierarchical => unreachable!("not made of messages"),
-    }
+    };
+    if layout.racks > 1 { over.across(op, algorithm, price) } else { price }
 }
 
 /// A collective over messages, in the terms of the cost formulas.
@@ -302,6 +329,103 @@ impl Messages {
             local_bytes: (per_host - 1.0) * block,
             messages: times * (n - 1.0),
             ..self.rounds(times * rounds, 0.0)
+        }
+    }
+
+    /// The price of two levels, which the head of `two_level` has.
+    fn two_level(&self, op: Op) -> Price {
+        let Messages { s, n, most, .. } = *self;
+        let (racks, in_rack) = (self.layout.racks as f64, self.layout.most_per_rack() as f64);
+        let log = |x: f64| (x as usize).next_power_of_two().ilog2() as f64;
+        // Rounds and bytes of a host inside its rack, and between racks.
+        let (inside, inside_bytes, between, between_bytes, uplink_bytes) = match op {
+            Op::AllReduce => {
+                let parts = self.layout.fewest_per_rack as f64;
+                // In a larger rack some hosts pass on all parts.
+                let share = if self.layout.has_even_racks() { (in_rack - 1.0) / in_rack } else { 1.0 };
+                let rounds = if racks == 2.0 { 1.0 } else { 2.0 * (racks - 1.0) };
+                let crossing = 2.0 * (racks - 1.0) / racks * s;
+                (2.0 * (in_rack - 1.0), 2.0 * share * s, rounds, crossing / parts, crossing)
+            }
+            Op::Broadcast | Op::Reduce => (log(in_rack), log(in_rack) * s, log(racks), log(racks) * s, log(racks) * s),
+            _ => {
+                let crossing = (racks - 1.0) * s / n;
+                (racks * (in_rack - 1.0), most * s - crossing, racks - 1.0, crossing, in_rack * crossing)
+            }
+        };
+        let reduced = match op {
+            Op::AllReduce => (inside_bytes + between_bytes) / 2.0,
+            Op::Reduce => inside_bytes + between_bytes,
+            _ => most * s,
+        };
+        // Of the bytes inside racks, this part is sent while others cross uplinks.
+        let (pieces, hidden) = match op {
+            Op::AllReduce => {
+                let pieces = pieces(s as usize, segment_bytes(Algorithm::TwoLevel)) as f64;
+                (pieces, (pieces - 1.0) / pieces)
+            }
+            Op::Broadcast | Op::Reduce => (1.0, 0.0),
+            _ => (1.0, (racks - 1.0) / racks),
+        };
+        let price = Price {
+            network_rounds: inside + between + pieces - 1.0,
+            uplink_rounds: between,
+            network_bytes: inside_bytes + between_bytes,
+            crossing_bytes: between_bytes + hidden * inside_bytes,
+            uplink_bytes,
+            mean_crossing_bytes: uplink_bytes / in_rack,
+            ..Price::default()
+        };
+        price.reducing_if(op, reduced)
+    }
+
+    /// Adds what crosses the uplinks of racks. Schedules visit one rack after the other; the bytes are
+    /// those of the busiest uplink.
+    fn across(&self, op: Op, algorithm: Algorithm, price: Price) -> Price {
+        let Messages { s, n, hosts, per_host, net_log, most, .. } = *self;
+        let racks = self.layout.racks as f64;
+        // Ranks of a rack, and the part of all ranks that is in others.
+        let in_rack = self.layout.most_per_rack() as f64 * per_host;
+        let others = (n - in_rack) / n;
+        let log_racks = self.layout.racks.next_power_of_two().ilog2() as f64;
+        let is_aligned = self.layout.has_even_racks() && (in_rack as usize).is_power_of_two();
+        // Exchanges at small distances cross borders between racks that are not aligned.
+        let levels = if is_aligned { log_racks } else { (log_racks + 1.0).min(net_log) };
+        let passes = if op == Op::AllReduce { 2.0 } else { 1.0 };
+        let moves_blocks = !matches!(op, Op::AllReduce | Op::Broadcast | Op::Reduce);
+        // Bytes of one host that cross, and of its rack.
+        let (crossing, of_rack) = match (algorithm, op) {
+            (Algorithm::Ring, _) => (price.network_bytes, price.network_bytes),
+            (Algorithm::Binomial | Algorithm::Direct, Op::Gather | Op::Scatter) => (others * s, others * s),
+            (Algorithm::Binomial, Op::AllReduce) => (2.0 * levels * s, 2.0 * levels * s),
+            // The root may be anywhere in its rack.
+            (Algorithm::Binomial, _) => ((log_racks + 1.0).min(net_log) * s, (log_racks + 1.0).min(net_log) * s),
+            (Algorithm::DoubleTree, _) => (passes * s, passes * s * (1.0 + in_rack.log2())),
+            (Algorithm::RecursiveDoubling, Op::AllReduce) => (per_host * levels * s, in_rack * levels * s),
+            (Algorithm::HalvingDoubling, Op::AllReduce) if is_aligned => {
+                let crossing = 2.0 * (racks - 1.0) / racks * s;
+                (crossing * per_host / in_rack, crossing)
+            }
+            (Algorithm::HalvingDoubling, Op::AllReduce) => (2.0 * (1.0 - 1.0 / hosts) * s, 2.0 * s * (1.0 + in_rack.log2())),
+            // Their rounds follow the ranks, wherever these are.
+            (Algorithm::RecursiveDoubling | Algorithm::HalvingDoubling, _) => (per_host * most * s, in_rack * most * s),
+            (Algorithm::Direct, Op::Reduce) => ((n - in_rack) * s, (n - in_rack) * s),
+            (Algorithm::Direct, Op::Send | Op::Recv) => (s, s),
+            (Algorithm::Direct, _) => (passes * per_host * others * s, passes * in_rack * others * s),
+            _ => (0.0, 0.0),
+        };
+        let uplink_rounds = match algorithm {
+            Algorithm::Ring => passes * racks,
+            Algorithm::Direct | Algorithm::Dissemination => price.network_rounds,
+            _ if moves_blocks => price.network_rounds,
+            _ => price.network_rounds * levels / net_log,
+        };
+        Price {
+            uplink_rounds: uplink_rounds.min(price.network_rounds),
+            crossing_bytes: crossing.min(price.network_bytes),
+            uplink_bytes: of_rack,
+            mean_crossing_bytes: of_rack / self.layout.most_per_rack() as f64,
+            ..price
         }
     }
 

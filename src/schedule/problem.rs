@@ -11,6 +11,9 @@ pub(crate) enum Blocks<'a> {
     Even(usize),
     /// Block `i` is the range from entry `i` to entry `i + 1`.
     Listed(&'a [usize]),
+    /// Block `i` is range `i`. Blocks of consecutive ranks may be apart, so only schedules that move
+    /// every block by itself can use them.
+    Placed(&'a [Range<usize>]),
 }
 
 impl Blocks<'_> {
@@ -18,13 +21,51 @@ impl Blocks<'_> {
         match self {
             Blocks::Even(count) => block * count..(block + 1) * count,
             Blocks::Listed(offsets) => offsets[block]..offsets[block + 1],
+            Blocks::Placed(ranges) => ranges[block].clone(),
         }
     }
 
     pub(crate) fn longest(&self, world: usize) -> usize {
         match self {
             Blocks::Even(count) => *count,
-            Blocks::Listed(_) => (0..world).map(|block| self.range(block).len()).max().unwrap_or(0),
+            Blocks::Listed(_) | Blocks::Placed(_) => (0..world).map(|block| self.range(block).len()).max().unwrap_or(0),
+        }
+    }
+}
+
+/// How the ranks of a schedule are divided into racks. The ranks of a rack are consecutive.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Racks<'a> {
+    /// This many racks, whose sizes differ by at most one, as [`chunk`] divides.
+    Even(usize),
+    /// The first rank of each rack, and the number of ranks.
+    Listed(&'a [usize]),
+}
+
+impl Racks<'_> {
+    /// All ranks in one rack, or in racks that are not known.
+    pub(crate) const ONE: Racks<'static> = Racks::Even(1);
+
+    pub(super) fn count(&self) -> usize {
+        match self {
+            Racks::Even(racks) => *racks,
+            Racks::Listed(starts) => starts.len() - 1,
+        }
+    }
+
+    /// The ranks of a rack.
+    pub(super) fn range(&self, world: usize, rack: usize) -> Range<Rank> {
+        match self {
+            Racks::Even(racks) => chunk(world, *racks, rack),
+            Racks::Listed(starts) => starts[rack]..starts[rack + 1],
+        }
+    }
+
+    /// The rack of a rank.
+    pub(super) fn of(&self, world: usize, rank: Rank) -> usize {
+        match self {
+            Racks::Even(racks) => part_of(world, *racks, rank),
+            Racks::Listed(starts) => starts.partition_point(|&start| start <= rank) - 1,
         }
     }
 }
@@ -45,6 +86,8 @@ pub(crate) struct Problem<'a> {
     pub(crate) recvs: Blocks<'a>,
     /// The elements of one segment, for the algorithms that overlap segments.
     pub(crate) segment: usize,
+    /// The racks of the ranks, for the algorithm that has two levels.
+    pub(crate) racks: Racks<'a>,
 }
 
 impl Problem<'_> {
@@ -83,6 +126,13 @@ pub(crate) fn chunk(count: usize, parts: usize, part: usize) -> Range<usize> {
     let (base, longer) = (count / parts, count % parts);
     let at = part * base + part.min(longer);
     at..at + base + usize::from(part < longer)
+}
+
+/// Returns the part of [`chunk`] that contains an element.
+pub(super) fn part_of(count: usize, parts: usize, element: usize) -> usize {
+    let (base, longer) = (count / parts, count % parts);
+    let in_longer = longer * (base + 1);
+    if element < in_longer { element / (base + 1) } else { longer + (element - in_longer) / base }
 }
 
 /// Divides a range into segments of at most `segment` elements.

@@ -6,7 +6,7 @@ pub(crate) use super::price::segment_bytes;
 use super::algorithm::Algorithm;
 use super::generate::steps;
 use super::price::{Price, bytes_between, price};
-use super::problem::{Blocks, Problem};
+use super::problem::{Blocks, Problem, Racks};
 use super::step::Step;
 use crate::types::{Op, Rank};
 
@@ -62,6 +62,11 @@ fn for_each_choice(op: Op, bytes: u64, layout: Layout, model: &CostModel, mut ea
     }
     if let Some(choice) = hierarchical(op, bytes, layout, model) {
         each(choice);
+    }
+    // Of two that cost the same, this one crosses the uplinks of racks with fewer bytes.
+    let one_rank_each = layout.racks > 1 && layout.ranks == layout.hosts;
+    if one_rank_each && Algorithm::has_two_levels(op, layout.has_even_racks()) {
+        each(Choice { algorithm: Algorithm::TwoLevel, between: None });
     }
     for &algorithm in Algorithm::for_op(op, layout.ranks) {
         each(Choice { algorithm, between: None });
@@ -120,8 +125,16 @@ pub fn candidates(op: Op, bytes: u64, layout: Layout, model: &CostModel) -> Vec<
     for_each_choice(op, bytes, layout, model, |choice| {
         let price = price(op, bytes, layout, choice);
         let (sent_per_rank, messages_per_rank) = sent(op, bytes, layout, choice);
-        let without_bytes =
-            Price { network_bytes: 0.0, local_bytes: 0.0, window_bytes: 0.0, reduced: 0.0, ..price }.seconds(model);
+        let without_bytes = Price {
+            network_bytes: 0.0,
+            uplink_bytes: 0.0,
+            mean_crossing_bytes: 0.0,
+            local_bytes: 0.0,
+            window_bytes: 0.0,
+            reduced: 0.0,
+            ..price
+        }
+        .seconds(model);
         let reduction = price.reduced * model.reduce;
         let seconds = price.seconds(model);
         found.push(Candidate {
@@ -146,16 +159,24 @@ fn sent(op: Op, bytes: u64, layout: Layout, choice: Choice) -> (u64, u64) {
         Choice { between: Some(between), .. } => (between, layout.hosts, bytes_between(op, bytes, layout)),
         Choice { algorithm, .. } => (algorithm, layout.ranks, bytes),
     };
-    let per_rank =
-        (0..world).step_by(world.div_ceil(256)).map(|rank| sent_by(rank, op, algorithm, bytes, world, segment_bytes(algorithm)));
+    let racks = Racks::Even(layout.racks);
+    let of_rank = |rank| sent_by(rank, op, algorithm, bytes, (world, racks), segment_bytes(algorithm));
+    let per_rank = (0..world).step_by(world.div_ceil(256)).map(of_rank);
     per_rank.fold((0, 0), |most, one| (most.0.max(one.0), most.1.max(one.1)))
 }
 
 /// Returns the bytes and messages that one rank sends. Counts the segments of one round and of the
 /// rest, so that the time does not grow with `bytes`.
-pub(super) fn sent_by(rank: Rank, op: Op, algorithm: Algorithm, bytes: u64, world: usize, segment: usize) -> (u64, u64) {
+pub(super) fn sent_by(
+    rank: Rank,
+    op: Op,
+    algorithm: Algorithm,
+    bytes: u64,
+    world: (usize, Racks<'_>),
+    segment: usize,
+) -> (u64, u64) {
     let count = |bytes: u64| sent_in_steps(rank, op, algorithm, bytes, world, segment);
-    let Some(round) = bytes_of_a_round(op, algorithm, world, segment) else { return count(bytes) };
+    let Some(round) = bytes_of_a_round(op, algorithm, world.0, segment) else { return count(bytes) };
     let (rounds, rest) = (bytes / round, count(bytes % round));
     let each = if rounds > 0 { count(round) } else { (0, 0) };
     let total = |each: u64, rest: u64| each.saturating_mul(rounds).saturating_add(rest);
@@ -167,7 +188,7 @@ pub(super) fn sent_by(rank: Rank, op: Op, algorithm: Algorithm, bytes: u64, worl
 /// does not depend on the bytes.
 pub(super) fn bytes_of_a_round(op: Op, algorithm: Algorithm, world: usize, segment: usize) -> Option<u64> {
     let parts = match (algorithm, op) {
-        (Algorithm::Ring | Algorithm::Binomial | Algorithm::Direct, Op::Reduce) => 1,
+        (Algorithm::Ring | Algorithm::Binomial | Algorithm::Direct | Algorithm::TwoLevel, Op::Reduce) => 1,
         (Algorithm::DoubleTree, _) => 2,
         (Algorithm::Direct, Op::AllReduce | Op::ReduceScatter | Op::ReduceScatterV) => world,
         _ => return None,
@@ -177,9 +198,16 @@ pub(super) fn bytes_of_a_round(op: Op, algorithm: Algorithm, world: usize, segme
 }
 
 /// Counts the bytes and messages that one rank sends, step by step.
-fn sent_in_steps(rank: Rank, op: Op, algorithm: Algorithm, bytes: u64, world: usize, segment: usize) -> (u64, u64) {
+fn sent_in_steps(
+    rank: Rank,
+    op: Op,
+    algorithm: Algorithm,
+    bytes: u64,
+    (world, racks): (usize, Racks<'_>),
+    segment: usize,
+) -> (u64, u64) {
     let blocks = Blocks::Even(bytes as usize / world);
-    let problem = Problem { op, rank, world, root: 0, count: bytes as usize, sends: blocks, recvs: blocks, segment };
+    let problem = Problem { op, rank, world, root: 0, count: bytes as usize, sends: blocks, recvs: blocks, segment, racks };
     let sends = steps(algorithm, problem).filter_map(|step| match step {
         Step::Send { src, .. } => Some(src.len),
         Step::RecvSend { dst, .. } | Step::RecvReduceSend { dst, .. } => Some(dst.len),
@@ -210,10 +238,32 @@ mod tests {
     }
 
     #[test]
+    fn large_data_crosses_uplinks_with_the_fewest_bytes() {
+        let (layout, model) = (Layout::even(16, 16).in_racks(4), CostModel::default());
+        let chosen = |op, bytes, layout, model: &CostModel| select(op, bytes, layout, model, None).algorithm;
+        for op in [Op::AllReduce, Op::AllGather, Op::ReduceScatter] {
+            assert_eq!(chosen(op, 64 << 20, layout, &model), Algorithm::TwoLevel, "{op}");
+        }
+        assert_eq!(chosen(Op::AllReduce, 8, layout, &model), Algorithm::RecursiveDoubling);
+        // Each rack gets all data once, and a ring streams it.
+        assert_eq!(chosen(Op::Broadcast, 64 << 20, layout, &model), Algorithm::Ring);
+        let hierarchical = Some(Algorithm::Hierarchical);
+        let between = select(Op::AllReduce, 64 << 20, Layout::even(32, 16).in_racks(4), &model, hierarchical).between;
+        assert_eq!(between, Some(Algorithm::TwoLevel));
+        // In racks of different sizes, some hosts pass on more. That pays if uplinks are slow.
+        let uneven = Layout { fewest_per_rack: 3, ..layout };
+        assert_eq!(chosen(Op::AllGather, 64 << 20, uneven, &model), Algorithm::Ring);
+        assert_eq!(chosen(Op::AllReduce, 64 << 20, uneven, &model), Algorithm::Ring);
+        let slow = CostModel { uplink: LinkCost { per_byte: 16e-9, ..model.uplink }, ..model };
+        assert_eq!(chosen(Op::AllReduce, 64 << 20, uneven, &slow), Algorithm::TwoLevel);
+    }
+
+    #[test]
     fn costs_beyond_all_numbers_still_select_what_can_execute() {
         for cost in [f64::MAX, f64::NAN] {
             let link = LinkCost::new(cost, cost, cost);
-            let model = CostModel { network: link, local: link, reduce: cost, window_sync: cost, window_per_byte: cost };
+            let model =
+                CostModel { network: link, uplink: link, local: link, reduce: cost, window_sync: cost, window_per_byte: cost };
             for (op, layout) in
                 [(Op::Barrier, Layout::even(4, 4)), (Op::AllReduce, Layout::even(8, 2)), (Op::Barrier, Layout::even(8, 2))]
             {
@@ -272,14 +322,14 @@ mod tests {
             for (op, algorithm) in Op::ALL.iter().flat_map(|&op| Algorithm::for_op(op, world).iter().map(move |&one| (op, one))) {
                 let Some(round) = bytes_of_a_round(op, algorithm, world, 5) else {
                     // Longer segments make no difference.
-                    let steps = |segment| sent_in_steps(0, op, algorithm, 1000, world, segment);
+                    let steps = |segment| sent_in_steps(0, op, algorithm, 1000, (world, Racks::ONE), segment);
                     assert_eq!(steps(5), steps(500), "{op} {algorithm} on {world}");
                     continue;
                 };
                 for bytes in [0, 1, 4, 6, round - 1, round, round + 1, 3 * round, 7 * round + 3, 9 * round - 1] {
                     for rank in 0..world {
-                        let counted = sent_by(rank, op, algorithm, bytes, world, 5);
-                        let walked = sent_in_steps(rank, op, algorithm, bytes, world, 5);
+                        let counted = sent_by(rank, op, algorithm, bytes, (world, Racks::ONE), 5);
+                        let walked = sent_in_steps(rank, op, algorithm, bytes, (world, Racks::ONE), 5);
                         assert_eq!(counted, walked, "{op} {algorithm} on {world}: {bytes} bytes, rank {rank}");
                     }
                 }

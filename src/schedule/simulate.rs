@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::algorithm::Algorithm;
 use super::generate::steps;
-use super::problem::{Blocks, Problem};
+use super::problem::{Blocks, Problem, Racks};
 use super::step::{BufferRef, Span, Step};
 use crate::types::{Op, Rank, mix};
 
@@ -44,6 +44,7 @@ pub(super) struct Case<'a> {
     pub(super) count: usize,
     /// The blocks' offsets, for the forms with a count for each rank.
     pub(super) offsets: Option<&'a [usize]>,
+    pub(super) racks: Racks<'a>,
     pub(super) segment: usize,
     pub(super) in_place: bool,
     /// Words that one link holds.
@@ -57,14 +58,14 @@ impl<'a> Case<'a> {
     }
 
     pub(super) fn problem(&self, rank: Rank) -> Problem<'a> {
-        let Case { op, world, root, count, segment, .. } = *self;
+        let Case { op, world, root, count, segment, racks, .. } = *self;
         // Two ranks of the world send and receive; the root decides which.
         let (op, root) = match op {
             Op::Send if rank == root => (Op::Send, (root + 1) % world),
             Op::Send => (Op::Recv, root),
             op => (op, root),
         };
-        Problem { op, rank, world, root, count, sends: self.blocks(), recvs: self.blocks(), segment }
+        Problem { op, rank, world, root, count, sends: self.blocks(), recvs: self.blocks(), segment, racks }
     }
 
     fn random(&self, rank: Rank, what: u64, element: usize) -> u64 {

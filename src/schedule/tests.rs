@@ -3,7 +3,9 @@
 use super::algorithm::Algorithm;
 use super::compressed::compressed;
 use super::generate::steps;
-use super::problem::Problem;
+use super::model::{Choice, Layout};
+use super::price::price;
+use super::problem::{Problem, Racks};
 use super::simulate::{Case, Fault};
 use super::step::{BufferRef, Step};
 use crate::types::{Op, mix};
@@ -24,6 +26,7 @@ fn case(algorithm: Algorithm, op: Op, world: usize, seed: u64) -> Case<'static> 
         root,
         count,
         offsets: None,
+        racks: Racks::ONE,
         segment: 2 + seed as usize % 5,
         in_place: seed % 2 == 1,
         capacity,
@@ -160,6 +163,115 @@ fn compressed_reductions_in_every_world() {
     }
 }
 
+const TWO_LEVEL: [Op; 7] =
+    [Op::AllReduce, Op::Broadcast, Op::Reduce, Op::AllGather, Op::AllGatherV, Op::ReduceScatter, Op::ReduceScatterV];
+
+/// Returns the first rank of each rack, and the number of ranks: racks of one size, or of any.
+fn racks(world: usize, count: usize, seed: u64) -> Vec<usize> {
+    if seed.is_multiple_of(2) && world.is_multiple_of(count) {
+        return (0..=count).map(|rack| rack * world / count).collect();
+    }
+    let mut starts: Vec<usize> = (1..world).collect();
+    while starts.len() >= count {
+        starts.remove(mix(seed, starts.len() as u64) as usize % starts.len());
+    }
+    [0].into_iter().chain(starts).chain([world]).collect()
+}
+
+#[test]
+fn two_levels_in_racks_of_any_sizes() {
+    let mut runs = 0;
+    for world in 3..=24 {
+        for count in 2..=world.min(7) {
+            for seed in 0..if all() { 40 } else { 8 } {
+                let starts = racks(world, count, seed);
+                let is_even = starts.windows(2).all(|ends| ends[1] - ends[0] == starts[1]);
+                let uneven: Vec<usize> = (0..=world).map(|rank| rank * (rank + seed as usize % 3)).collect();
+                for op in TWO_LEVEL.into_iter().filter(|&op| Algorithm::has_two_levels(op, is_even)) {
+                    let offsets = matches!(op, Op::AllGatherV | Op::ReduceScatterV).then_some(&uneven[..]);
+                    let seed = mix(seed, world as u64);
+                    let case = Case { racks: Racks::Listed(&starts), offsets, ..case(Algorithm::TwoLevel, op, world, seed) };
+                    run(case);
+                    run(Case { count: seed as usize % 4, segment: 1000, ..case });
+                    run(Case { count: 40 + seed as usize % 4, segment: 1, ..case });
+                    runs += 3;
+                }
+            }
+        }
+    }
+    println!("{runs} simulated collectives");
+}
+
+/// Returns the most elements that cross the uplink of any rack one way.
+fn crossing(case: &Case<'_>, racks: usize) -> usize {
+    let rack_of = |rank| case.racks.of(case.world, rank);
+    let mut crossed = vec![[0; 2]; racks];
+    for (rank, steps) in case.schedules().into_iter().enumerate() {
+        for step in steps {
+            if let Step::Send { to, .. } | Step::RecvSend { to, .. } | Step::RecvReduceSend { to, .. } = step
+                && rack_of(to) != rack_of(rank)
+            {
+                crossed[rack_of(rank)][0] += step.len();
+                crossed[rack_of(to)][1] += step.len();
+            }
+        }
+    }
+    crossed.into_iter().flatten().max().unwrap_or(0)
+}
+
+#[test]
+fn two_levels_cross_uplinks_with_the_fewest_bytes() {
+    for (world, count) in [(4, 2), (8, 2), (9, 3), (12, 3), (12, 4), (24, 2)] {
+        for seed in 0..6 {
+            let starts = racks(world, count, seed);
+            let sizes = || starts.windows(2).map(|ends| ends[1] - ends[0]);
+            let is_even = sizes().max() == sizes().min();
+            for op in TWO_LEVEL.into_iter().filter(|&op| Algorithm::has_two_levels(op, is_even)) {
+                let block = 3 * 1001;
+                let elements = if matches!(op, Op::AllReduce | Op::Broadcast | Op::Reduce) { world * block } else { block };
+                let all = (world * block) as f64;
+                let racks = Racks::Listed(&starts);
+                let case = Case { count: elements, segment: 500, racks, ..case(Algorithm::TwoLevel, op, world, seed) };
+                let least = match op {
+                    Op::AllReduce => 2.0 * (count as f64 - 1.0) / count as f64 * all,
+                    // The root's rack passes it to one or more others.
+                    Op::Broadcast | Op::Reduce => f64::from(count.next_power_of_two().ilog2()) * all,
+                    _ => all - sizes().min().unwrap_or(0) as f64 * block as f64,
+                };
+                let found = crossing(&case, count) as f64;
+                assert!((0.99..1.05).contains(&(found / least)), "{op}, {world} ranks in {starts:?}: {found} of {least}");
+            }
+        }
+    }
+}
+
+/// The price has the bytes of the busiest uplink. Where a schedule follows the ranks and not the racks,
+/// and in trees, the price has an upper bound.
+#[test]
+fn prices_have_the_bytes_of_uplinks() {
+    let bytes = 48 * 1024;
+    for (ranks, racks) in [(4, 2), (8, 2), (8, 4), (12, 2), (12, 3), (16, 4), (24, 4)] {
+        let layout = Layout::even(ranks, ranks).in_racks(racks);
+        for op in WHOLE.into_iter().filter(|op| !matches!(op, Op::Barrier | Op::Send)) {
+            for algorithm in Algorithm::for_op(op, ranks).iter().copied().chain([Algorithm::TwoLevel]) {
+                if algorithm == Algorithm::TwoLevel && !Algorithm::has_two_levels(op, true) {
+                    continue;
+                }
+                let has_blocks = !matches!(op, Op::AllReduce | Op::Broadcast | Op::Reduce);
+                let count = if has_blocks { bytes / ranks } else { bytes };
+                let racks_of = Racks::Even(racks);
+                let case = Case { count, root: 0, segment: 512, racks: racks_of, ..case(algorithm, op, ranks, 0) };
+                let found = crossing(&case, racks) as f64;
+                let priced = price(op, bytes as u64, layout, Choice { algorithm, between: None }).uplink_bytes;
+                let ratio = priced / found;
+                let is_exact = matches!(algorithm, Algorithm::Ring | Algorithm::Direct | Algorithm::TwoLevel);
+                let bounds = if is_exact { 0.95..1.05 } else { 0.8..3.5 };
+                assert!(bounds.contains(&ratio), "{op} {algorithm}, {ranks} ranks in {racks} racks: {priced} for {found}");
+            }
+        }
+    }
+}
+
 /// Breaks one step of one rank in a way that cannot be harmless.
 fn mutate(case: &Case<'_>, schedules: &mut [Vec<Step>], seed: u64) -> Option<String> {
     let random = |what: u64, below: usize| mix(mix(seed, what), 77) as usize % below;
@@ -206,8 +318,13 @@ fn broken_schedules_are_caught() {
         let world = 2 + mix(seed, 5) as usize % 12;
         let op = WHOLE[mix(seed, 6) as usize % WHOLE.len()];
         let algorithms = Algorithm::for_op(op, world);
-        let algorithm = algorithms[mix(seed, 7) as usize % algorithms.len()];
-        let case = Case { in_place: false, ..case(algorithm, op, world, seed) };
+        let racks = 2 + mix(seed, 8) as usize % 3;
+        let has_two_levels = racks < world && Algorithm::has_two_levels(op, world.is_multiple_of(racks));
+        let algorithm = match mix(seed, 7) as usize % (algorithms.len() + usize::from(has_two_levels)) {
+            at if at == algorithms.len() => Algorithm::TwoLevel,
+            at => algorithms[at],
+        };
+        let case = Case { in_place: false, racks: Racks::Even(racks), ..case(algorithm, op, world, seed) };
         let mut schedules = case.schedules();
         let Some(mutation) = mutate(&case, &mut schedules, seed) else { continue };
         mutants += 1;

@@ -96,7 +96,7 @@ fn down(p: Problem<'_>, root: Rank, span: Span) -> impl Iterator<Item = Step> + 
 
 /// Reduces `input` with what the children send into `sum`, and sends it to the parent, unless this
 /// is the root.
-fn up(p: Problem<'_>, root: Rank, input: Span, sum: Span) -> impl Iterator<Item = Step> + use<> {
+pub(super) fn up(p: Problem<'_>, root: Rank, input: Span, sum: Span) -> impl Iterator<Item = Step> + use<> {
     let node = Node::of(&Problem { root, ..p });
     let rank = move |relative: usize| (root + relative) % p.world;
     let parent = node.parent().map(rank);

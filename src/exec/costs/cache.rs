@@ -13,6 +13,31 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::config;
 use crate::schedule::select::LinkCost;
 
+/// Where the two hosts of a pair are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PairClass {
+    /// In a network whose topology is unknown.
+    Hosts,
+    /// In one rack.
+    SameRack,
+    /// In different racks.
+    OtherRack,
+}
+
+impl PairClass {
+    const ALL: [PairClass; 3] = [PairClass::Hosts, PairClass::SameRack, PairClass::OtherRack];
+
+    /// Returns the name, as the file has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            PairClass::Hosts => "hosts",
+            PairClass::SameRack => "same-rack",
+            PairClass::OtherRack => "other-rack",
+        }
+    }
+}
+
 /// Two hosts, and what the links between them are made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pair {
@@ -20,18 +45,21 @@ pub(crate) struct Pair {
     pub(crate) from: String,
     pub(crate) to: String,
     pub(crate) links: String,
+    pub(crate) class: PairClass,
 }
 
 /// The costs of messages between two hosts, as a job has measured them.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct MeasuredCosts {
-    /// Name and address of the host of rank 0.
+    /// Name and address of the host that measured.
     pub from: String,
     /// Name and address of the other host.
     pub to: String,
     /// What a link is made of: `tcp`, several connections as in `4 tcp`, or `tls`.
     pub links: String,
+    /// Where the two hosts are.
+    pub class: PairClass,
     /// What messages cost.
     pub network: LinkCost,
     /// Seconds to reduce one byte on the first host.
@@ -72,9 +100,9 @@ pub(super) enum Found {
 
 impl Pair {
     /// Returns the pair of these hosts, as the lines of the file can have them.
-    pub(super) fn new(from: &str, to: &str, links: String) -> Pair {
+    pub(super) fn new(from: &str, to: &str, links: String, class: PairClass) -> Pair {
         let clean = |text: &str| text.replace(char::is_control, " ");
-        Pair { from: clean(from), to: clean(to), links }
+        Pair { from: clean(from), to: clean(to), links, class }
     }
 }
 
@@ -99,12 +127,12 @@ pub(super) fn look_up(pair: Pair) -> Found {
 pub(super) fn keep(pair: Pair, network: LinkCost, reduce: f64) {
     let Some(path) = file() else { return };
     in_background(move || {
-        let Pair { from, to, links } = pair.clone();
+        let Pair { from, to, links, class } = pair.clone();
         // Whole seconds, as the file has them.
         let at = UNIX_EPOCH + Duration::from_secs(now());
         let mut known = read(&path);
         known.retain(|entry| !entry.is_of(&pair));
-        known.insert(0, MeasuredCosts { from, to, links, network, reduce, at });
+        known.insert(0, MeasuredCosts { from, to, links, class, network, reduce, at });
         known.truncate(MOST_ENTRIES);
         if let Err(error) = write(&path, &known) {
             tracing::debug!("cannot write {}: {error}; the next job measures the costs again", path.display());
@@ -129,13 +157,15 @@ fn file() -> Option<PathBuf> {
 
 impl MeasuredCosts {
     fn is_of(&self, pair: &Pair) -> bool {
-        (&self.from, &self.to, &self.links) == (&pair.from, &pair.to, &pair.links)
+        (&self.from, &self.to, &self.links, self.class) == (&pair.from, &pair.to, &pair.links, pair.class)
     }
 
     fn line(&self) -> String {
-        let MeasuredCosts { from, to, links, network: LinkCost { latency, overhead, per_byte }, reduce, at } = self;
+        let MeasuredCosts { from, to, links, class, network: LinkCost { latency, overhead, per_byte }, reduce, at } = self;
         let at = at.duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
-        format!("{from}\t{to}\t{links}\t{latency:e}\t{overhead:e}\t{per_byte:e}\t{reduce:e}\t{at}\n")
+        // Lines of earlier versions have no class.
+        let class = if *class == PairClass::Hosts { String::new() } else { format!("\t{}", class.name()) };
+        format!("{from}\t{to}\t{links}\t{latency:e}\t{overhead:e}\t{per_byte:e}\t{reduce:e}\t{at}{class}\n")
     }
 
     /// Reads a line. Any program of this user may have written it.
@@ -149,7 +179,11 @@ impl MeasuredCosts {
         let reduce = cost()?;
         let seconds = fields.next()?.parse().ok()?;
         let at = UNIX_EPOCH.checked_add(Duration::from_secs(seconds))?;
-        fields.next().is_none().then_some(MeasuredCosts { from, to, links, network, reduce, at })
+        let class = match fields.next() {
+            None => PairClass::Hosts,
+            Some(name) => PairClass::ALL.into_iter().find(|class| class.name() == name)?,
+        };
+        fields.next().is_none().then_some(MeasuredCosts { from, to, links, class, network, reduce, at })
     }
 }
 
@@ -188,6 +222,7 @@ mod tests {
             from: "a 10.0.0.1".to_owned(),
             to: to.to_owned(),
             links: "2 tcp".to_owned(),
+            class: PairClass::Hosts,
             network,
             reduce: 1.25e-10,
             at,
@@ -199,7 +234,8 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("costs-{}-{:08x}", std::process::id(), getrandom::u32().unwrap()));
         let path = folder.join("kolo").join("network-costs");
         assert_eq!(read(&path), []);
-        let known = [entry("b 10.0.0.2", 7), entry("c fd00::3", 1 << 40)];
+        let other_rack = MeasuredCosts { class: PairClass::OtherRack, ..entry("b 10.0.0.2", 7) };
+        let known = [entry("b 10.0.0.2", 7), other_rack, entry("c fd00::3", 1 << 40)];
         write(&path, &known).unwrap();
         assert_eq!(read(&path), known);
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "a file is left beside");
@@ -229,5 +265,6 @@ mod tests {
             assert_eq!(MeasuredCosts::parse(&fields.join("\t")), None, "{bad} in field {field}");
         }
         assert_eq!(MeasuredCosts::parse(&format!("{good}\tmore")), None);
+        assert_eq!(MeasuredCosts::parse(&format!("{good}\tsame-rack\tmore")), None);
     }
 }

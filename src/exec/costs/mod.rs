@@ -1,6 +1,7 @@
 //! Measures what messages between hosts cost, when a job starts. Rank 0 exchanges messages with the
 //! first rank of another host, and tells all ranks the result, so that all choose the same
-//! algorithms. It keeps the result on disk ([`cache`]): the next job on these hosts takes it from
+//! algorithms. With a topology, two hosts of one rack are measured, and then two of different racks.
+//! The measuring rank keeps the result on disk ([`cache`]): the next job on these hosts takes it from
 //! there, chooses the same algorithms and so gets the same bits.
 
 pub(crate) mod cache;
@@ -16,7 +17,7 @@ use crate::reduce::Kernel;
 use crate::schedule::Algorithm;
 use crate::schedule::select::{CostModel, LinkCost};
 use crate::types::{DType, Descriptor, Op, Rank, ReduceOp};
-use cache::{Found, Pair};
+use cache::{Found, Pair, PairClass};
 
 /// The sizes of the messages whose transfer is timed, in bytes. They are tried in this order until
 /// one takes [`LONG`], and a round trip, longer than a short one. So a fast network is measured with
@@ -36,9 +37,14 @@ const PATIENCE: Duration = Duration::from_millis(10);
 const FEWEST: usize = 3;
 const MOST: usize = 20;
 
-/// Two ranks between which rank 0 measures.
+/// How much longer than between hosts of one rack the transfer between racks takes at least if uplinks
+/// are slower. Costs are powers of the square root of two.
+const SLOWER: f64 = 1.2;
+
+/// Two ranks, of which the first measures.
 struct Probe<'a> {
     pair: [Rank; 2],
+    class: PairClass,
     context: OpContext<'a>,
     memory: Vec<u64>,
 }
@@ -49,29 +55,23 @@ impl Core {
     pub(super) fn measure_costs(&mut self, info: &CommInfo) -> Result<()> {
         // What is measured holds for the job, also in communicators that are made later.
         let measures = std::mem::take(&mut self.settings.measures);
-        let hosts = self.fabric.hosts();
-        let Some(partner) = (0..hosts.len()).find(|&rank| hosts[rank] != hosts[0]) else { return Ok(()) };
         // A forced algorithm needs no costs.
         if !measures || self.settings.algorithm.is_some() {
             return Ok(());
         }
-        let context = OpContext::new(Descriptor { op: Op::Connect, ..Descriptor::nothing() }, info);
-        let mut probe = Probe { pair: [0, partner], context: context.clone(), memory: Vec::new() };
-        let mut costs = [0u64; 4];
-        if info.rank == 0 {
-            let model = self.measure(&mut probe, partner)?;
-            costs = [model.network.latency, model.network.overhead, model.network.per_byte, model.reduce].map(f64::to_bits);
-        } else if info.rank == partner {
-            self.answer(&mut probe)?;
+        let mut model = self.settings.model;
+        for (class, pair) in self.pairs() {
+            let (network, reduce) = self.costs_between(info, class, pair)?;
+            if class == PairClass::OtherRack {
+                let is_slower = network.per_byte > SLOWER * model.network.per_byte;
+                model.uplink = LinkCost { per_byte: if is_slower { network.per_byte } else { 0.0 }, ..network };
+            } else {
+                // Without racks, this is not used.
+                let uplink = LinkCost { per_byte: 0.0, ..network };
+                model = CostModel { network, uplink, reduce, ..model };
+            }
         }
-        let messages =
-            Messages::in_place(Op::Broadcast, Algorithm::Binomial, RawSliceMut::of(&mut costs), size_of::<u64>(), None);
-        // SAFETY: `costs` is borrowed for the call.
-        unsafe { self.run_messages(context, messages)? };
-        let [latency, overhead, per_byte, reduce] = costs.map(f64::from_bits);
-        let network = LinkCost { latency, overhead, per_byte };
-        let model = CostModel { network, reduce, ..self.settings.model };
-        // Rank 0 sends what it has measured. Every rank that checks finds the same.
+        // The measuring rank sends what it has measured. Every rank that checks finds the same.
         if model.invalid().is_none() {
             self.settings.model = model;
             self.forget_choice();
@@ -79,11 +79,45 @@ impl Core {
         Ok(())
     }
 
+    /// Returns the pairs of ranks to measure, the same on all ranks: one of each class that there is.
+    fn pairs(&self) -> Vec<(PairClass, [Rank; 2])> {
+        let first = &*self.first_on_host;
+        if self.racks.is_empty() {
+            let hosts = self.fabric.hosts();
+            let partner = (0..hosts.len()).find(|&rank| hosts[rank] != hosts[0]);
+            return partner.map(|partner| (PairClass::Hosts, [0, partner])).into_iter().collect();
+        }
+        // One rack has several hosts, and there are several racks.
+        let ends = self.racks.windows(2).find(|ends| ends[1] - ends[0] > 1);
+        let inside = ends.map(|ends| (PairClass::SameRack, [first[ends[0]], first[ends[0] + 1]]));
+        inside.into_iter().chain([(PairClass::OtherRack, [first[0], first[self.racks[1]]])]).collect()
+    }
+
+    /// Returns the costs of messages between two ranks, and of a reduction, on all ranks: the first of
+    /// the two measures.
+    fn costs_between(&mut self, info: &CommInfo, class: PairClass, pair: [Rank; 2]) -> Result<(LinkCost, f64)> {
+        let context = OpContext::new(Descriptor { op: Op::Connect, ..Descriptor::nothing() }, info);
+        let mut probe = Probe { pair, class, context: context.clone(), memory: Vec::new() };
+        let mut costs = [0u64; 4];
+        if info.rank == pair[0] {
+            let (network, reduce) = self.measure(&mut probe)?;
+            costs = [network.latency, network.overhead, network.per_byte, reduce].map(f64::to_bits);
+        } else if info.rank == pair[1] {
+            self.answer(&mut probe)?;
+        }
+        let messages =
+            Messages::in_place(Op::Broadcast, Algorithm::Binomial, RawSliceMut::of(&mut costs), size_of::<u64>(), None);
+        // SAFETY: `costs` is borrowed for the call.
+        unsafe { self.run_messages(context, Messages { root: pair[0], ..messages })? };
+        let [latency, overhead, per_byte, reduce] = costs.map(f64::from_bits);
+        Ok((LinkCost { latency, overhead, per_byte }, reduce))
+    }
+
     /// Returns the costs between the two ranks, from the cache if they are there. Ends with the
     /// message that lets the partner go on.
-    fn measure(&mut self, probe: &mut Probe<'_>, partner: Rank) -> Result<CostModel> {
-        let pair = self.fabric.address_on_network(0).zip(self.fabric.address_on_network(partner));
-        let pair = pair.map(|(from, to)| Pair::new(&from, &to, self.fabric.kind_of_links()));
+    fn measure(&mut self, probe: &mut Probe<'_>) -> Result<(LinkCost, f64)> {
+        let [from, to] = probe.pair.map(|rank| self.fabric.address_on_network(rank));
+        let pair = from.zip(to).map(|(from, to)| Pair::new(&from, &to, self.fabric.kind_of_links(), probe.class));
         let found = pair.clone().map_or(Found::Nothing, cache::look_up);
         let is_cached = matches!(found, Found::Costs(_));
         let (network, reduce) = match &found {
@@ -93,17 +127,17 @@ impl Core {
         if let (Found::Nothing, Some(pair)) = (&found, pair) {
             cache::keep(pair, network, reduce);
         }
-        let model = CostModel { network, reduce, ..self.settings.model };
         self.say(probe, 0, [0, 0])?;
-        let LinkCost { latency, per_byte, .. } = model.network;
+        let LinkCost { latency, per_byte, .. } = network;
         tracing::info!(
-            partner,
+            partner = probe.pair[1],
+            class = probe.class.name(),
             latency_us = latency * 1e6,
             gigabytes_per_second = 1e-9 / per_byte,
             is_cached,
             "costs between hosts"
         );
-        Ok(model)
+        Ok((network, reduce))
     }
 
     /// Measures a link from its first rank.
@@ -155,14 +189,14 @@ impl Core {
         Ok(began.elapsed().as_secs_f64())
     }
 
-    /// Receives and answers the messages of rank 0, until it has finished.
+    /// Receives and answers the messages of the measuring rank, until it has finished.
     fn answer(&mut self, probe: &mut Probe<'_>) -> Result<()> {
         loop {
             let [bytes, count] = self.say(probe, 0, [0, 0])?;
             if count == 0 {
                 return Ok(());
             }
-            // Rank 0 belongs to the job, but it may be of another build.
+            // That rank belongs to the job, but it may be of another build.
             let bytes = (bytes as usize).min(SIZES[SIZES.len() - 1]);
             for _ in 0..count {
                 self.pass(probe, 0, bytes)?;

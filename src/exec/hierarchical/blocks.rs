@@ -18,7 +18,7 @@ use crate::types::{Op, Rank};
 /// The ranks by host, and the blocks of all ranks in the order in which the rails carry them: by rail,
 /// then by host, then by place.
 struct Rails {
-    /// The ranks of each host. Hosts are in the order of their first ranks.
+    /// The ranks of each host. Hosts are in the order in which schedules visit them.
     hosts: Vec<Vec<Rank>>,
     rails: usize,
     /// This rank's host and its place there.
@@ -35,13 +35,12 @@ struct Moved {
 impl Rails {
     fn of(core: &Core) -> Rails {
         let first = core.fabric().hosts();
-        let mut hosts: Vec<Vec<Rank>> = Vec::with_capacity(core.layout().hosts);
+        let mut hosts: Vec<Vec<Rank>> = vec![Vec::new(); core.layout().hosts];
         let mut index = vec![0; first.len()];
+        for (host, &rank) in core.first_on_host.iter().enumerate() {
+            index[rank] = host;
+        }
         for rank in 0..first.len() {
-            if first[rank] == rank {
-                index[rank] = hosts.len();
-                hosts.push(Vec::new());
-            }
             hosts[index[first[rank]]].push(rank);
         }
         let own = core.fabric().rank();

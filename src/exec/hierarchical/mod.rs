@@ -173,19 +173,19 @@ impl Core {
         }
     }
 
-    /// The ranks with the same index on every host.
+    /// The ranks with the same index on every host, in the order in which schedules visit hosts.
     fn rail(&self, place: usize) -> Vec<Rank> {
         let hosts = self.fabric.hosts();
         let nth = |host: usize| (0..hosts.len()).filter(|&rank| hosts[rank] == host).nth(place);
-        (0..hosts.len()).filter(|&rank| hosts[rank] == rank).filter_map(nth).collect()
+        self.first_on_host.iter().copied().filter_map(nth).collect()
     }
 
-    /// The leader of each host, which is the root on the root's host, and the root's index among
-    /// them.
+    /// The leader of each host, which is the root on the root's host, in the order in which schedules
+    /// visit hosts, and the root's index among them.
     fn leaders(&self, root: Rank) -> (Vec<Rank>, Rank) {
         let hosts = self.fabric.hosts();
         let leader = |host: usize| if hosts[root] == host { root } else { host };
-        let leaders: Vec<Rank> = (0..hosts.len()).filter(|&rank| hosts[rank] == rank).map(leader).collect();
+        let leaders: Vec<Rank> = self.first_on_host.iter().copied().map(leader).collect();
         let index = leaders.iter().position(|&leader| leader == root).expect("the root is a leader");
         (leaders, index)
     }

@@ -90,7 +90,7 @@ impl Case<'_> {
     /// Returns the elements and messages that a member of the first rail sends.
     fn sent(&self, programme: &Programme, member: usize) -> (u64, u64) {
         let count = chunk(programme.count as usize, programme.rails, 0).len() as u64;
-        sent_by(member, programme.op, programme.algorithm, count, programme.members, programme.segment)
+        sent_by(member, programme.op, programme.algorithm, count, (programme.members, programme.racks), programme.segment)
     }
 
     fn run(&self, programme: &Programme, period: usize, method: Method) -> Simulated {

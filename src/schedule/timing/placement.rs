@@ -1,7 +1,7 @@
 //! On which host and in which rack each rank is.
 
 use crate::schedule::model::Layout;
-use crate::schedule::problem::chunk;
+use crate::schedule::problem::{chunk, part_of};
 use crate::types::Rank;
 
 /// On which host and in which rack each rank is. Ranks of a host, and hosts of a rack, are
@@ -46,13 +46,6 @@ impl Placement {
         let is_even = self.ranks.is_multiple_of(self.hosts) && self.hosts.is_multiple_of(self.racks);
         is_even.then(|| if self.racks > 1 { self.ranks / self.racks } else { self.ranks / self.hosts })
     }
-}
-
-/// Returns the part of [`chunk`] that contains an element.
-fn part_of(count: usize, parts: usize, element: usize) -> usize {
-    let (base, longer) = (count / parts, count % parts);
-    let in_longer = longer * (base + 1);
-    if element < in_longer { element / (base + 1) } else { longer + (element - in_longer) / base }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use crate::schedule::algorithm::Algorithm;
 use crate::schedule::generate::steps;
 use crate::schedule::model::{Choice, CostModel, Layout};
 use crate::schedule::price::segment_bytes;
-use crate::schedule::problem::{Blocks, Problem, chunk};
+use crate::schedule::problem::{Blocks, Problem, Racks, chunk};
 use crate::schedule::step::Step;
 use crate::types::Op;
 
@@ -17,8 +17,9 @@ pub(super) struct Programme {
     pub(super) algorithm: Algorithm,
     /// The elements of the buffer, or of all blocks.
     pub(super) count: u64,
-    /// The ranks of one schedule: all ranks, or one of each host.
+    /// The ranks of one schedule: all ranks, or one of each host. The racks in which they are.
     pub(super) members: usize,
+    pub(super) racks: Racks<'static>,
     /// The schedules at a time, each for its part of the elements.
     pub(super) rails: usize,
     /// The elements of a segment.
@@ -35,6 +36,7 @@ impl Programme {
             algorithm,
             count,
             members: layout.ranks,
+            racks: Racks::Even(layout.racks),
             rails: 1,
             segment: segment_bytes(algorithm) / ELEMENT as usize,
             windows: None,
@@ -65,8 +67,8 @@ impl Programme {
     pub(super) fn steps(&self, rail: usize, member: usize) -> Box<dyn Iterator<Item = Step>> {
         let count = chunk(self.count as usize, self.rails, rail).len();
         let blocks = Blocks::Even(count.div_ceil(self.members));
-        let Programme { op, algorithm, members: world, segment, .. } = *self;
-        steps(algorithm, Problem { op, rank: member, world, root: 0, count, sends: blocks, recvs: blocks, segment })
+        let Programme { op, algorithm, members: world, racks, segment, .. } = *self;
+        steps(algorithm, Problem { op, rank: member, world, root: 0, count, sends: blocks, recvs: blocks, segment, racks })
     }
 }
 

@@ -81,6 +81,7 @@ class Config(ctypes.Structure):
         ("ports", c_char_p),
         ("congestion_control", c_char_p),
         ("join", c_int32),
+        ("topology", c_char_p),
     ]
 
 
