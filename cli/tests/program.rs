@@ -808,6 +808,16 @@ mod plan {
         }
     }
 
+    #[test]
+    fn plan_knows_racks() {
+        let arguments = ["plan", "all_reduce", "--bytes", "64M", "--ranks", "16", "--hosts", "16"];
+        let with = |more: &[&'static str]| said(&[&arguments[..], more].concat());
+        assert!(!with(&[]).contains("two-level"));
+        let in_racks = with(&["--racks", "4", "--oversubscription", "8"]);
+        assert!(in_racks.contains("on 16 hosts in 4 racks (--racks)\ntwo-level\n"), "{in_racks}");
+        assert!(with(&["--racks", "4", "--simulate"]).contains("two-level"));
+    }
+
     /// `kolo plan` reads variables as a job does.
     #[test]
     fn variables_are_those_of_a_job() {
@@ -818,6 +828,8 @@ mod plan {
         let usual = text(&plan(&[]).stdout);
         let empty = plan(&[("KOLO_ALGORITHM", ""), ("KOLO_NETWORK_LATENCY", ""), ("KOLO_NETWORK_BANDWIDTH", "")]);
         assert_eq!((text(&empty.stdout), text(&empty.stderr)), (usual.clone(), String::new()));
+        let at = text(&plan(&[("KOLO_TOPOLOGY", " pod1/rack7")]).stdout);
+        assert!(at.contains("this host is at pod1/rack7 (KOLO_TOPOLOGY)"), "{at}");
         let given = [("KOLO_ALGORITHM", " ring "), ("KOLO_NETWORK_LATENCY", " 5us"), ("KOLO_NETWORK_BANDWIDTH", "12.5 ")];
         let options = ["--algorithm", "ring", "--latency", "5us", "--bandwidth", " 12.5"];
         let by_option = said(&[&["plan", "all_reduce", "--ranks", "8", "--hosts", "8"], &options[..]].concat());
@@ -825,6 +837,7 @@ mod plan {
         assert_ne!(by_option, usual);
         for (name, wrong, hint) in [
             ("KOLO_ALGORITHM", "rings", "halving-doubling"),
+            ("KOLO_TOPOLOGY", "pod1//rack7", "such as rack7"),
             ("KOLO_NETWORK_LATENCY", "0", "more than 0"),
             ("KOLO_NETWORK_BANDWIDTH", "fast", "more than 0"),
         ] {

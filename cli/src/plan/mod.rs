@@ -6,8 +6,8 @@ mod simulate;
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
-use kolo::plan::{Candidate, CostModel, Layout, MeasuredCosts, candidates, measured};
-use kolo::settings::{BANDWIDTH, bandwidth, selection_of_environment};
+use kolo::plan::{Candidate, CostModel, Layout, MeasuredCosts, PairClass, candidates, measured};
+use kolo::settings::{BANDWIDTH, bandwidth, selection_of_environment, topology_of_environment};
 use kolo::{Algorithm, Op};
 
 use crate::say;
@@ -82,6 +82,7 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
     let algorithm = args.algorithm.or(algorithm);
     if let Some(latency) = args.latency {
         model.network.latency = latency.as_secs_f64();
+        model.uplink.latency = model.network.latency;
     }
     if let Some(rate) = args.bandwidth {
         model.network.per_byte = 1e-9 / rate;
@@ -92,6 +93,7 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
     let (ranks, hosts) = (args.ranks as usize, args.hosts as usize);
     let mut layout = Layout::even(ranks, if args.no_windows { ranks } else { hosts });
     layout.windows &= !args.no_windows;
+    let layout = args.simulation.in_racks(layout, &mut model, args.measured)?;
     let bytes = if args.op == Op::Barrier { 0 } else { args.bytes };
     let scenario = args.simulation.scenario(layout, model)?;
     if let Some(folder) = &args.simulation.plots {
@@ -112,7 +114,11 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
         return simulate::print(&args.simulation, args.op, bytes, &found, &scenario);
     }
     let size = if args.op == Op::Barrier { String::new() } else { format!(" of {}", show_bytes(bytes)) };
-    say(&format!("{}{size} among {} on {}", args.op, count(ranks, "rank"), count(hosts, "host")));
+    let racks = if layout.racks > 1 { format!(" in {} racks (--racks)", layout.racks) } else { String::new() };
+    say(&format!("{}{size} among {} on {}{racks}", args.op, count(ranks, "rank"), count(hosts, "host")));
+    if let Some((path, source)) = topology_of_environment().map_err(|error| error.to_string())? {
+        say(&format!("in a job, this host is at {path} ({source})"));
+    }
     if args.simulation.simulate {
         return simulate::print(&args.simulation, args.op, bytes, &found, &scenario);
     }
@@ -148,20 +154,31 @@ fn use_measured(model: &mut CostModel) -> Result<(), String> {
                     KOLO_NETWORK_LATENCY or KOLO_NETWORK_BANDWIDTH gives them"
             .to_owned());
     };
-    say(&format!("{:<32} {:<32} {:>7} {:>10} {:>10} {:>10} {:>9}", "from", "to", "links", "latency", "GB/s", "reduction", "age"));
-    for MeasuredCosts { from, to, links, network, reduce, at, .. } in &known {
+    say(&format!(
+        "{:<32} {:<32} {:>7} {:<10} {:>10} {:>10} {:>10} {:>9}",
+        "from", "to", "links", "where", "latency", "GB/s", "reduction", "age"
+    ));
+    for MeasuredCosts { from, to, links, class, network, reduce, at, .. } in &known {
         let rate = |per_byte: f64| if per_byte > 0.0 { format!("{:.2}", 1e-9 / per_byte) } else { "-".to_owned() };
         let age = at.elapsed().unwrap_or_default().as_secs();
         let age = if age < 7200 { format!("{} min", age / 60) } else { format!("{} h", age / 3600) };
         let latency = show_seconds(network.latency);
         say(&format!(
-            "{from:<32} {to:<32} {links:>7} {latency:>10} {:>10} {:>10} {age:>9}",
+            "{from:<32} {to:<32} {links:>7} {:<10} {latency:>10} {:>10} {:>10} {age:>9}",
+            class.name(),
             rate(network.per_byte),
             rate(*reduce)
         ));
     }
     say("");
-    (model.network, model.reduce) = (latest.network, latest.reduce);
+    let of_class = |class| known.iter().find(|costs| costs.class == class);
+    let inside = if latest.class == PairClass::Hosts { latest } else { of_class(PairClass::SameRack).unwrap_or(latest) };
+    (model.network, model.reduce) = (inside.network, inside.reduce);
+    model.uplink = of_class(PairClass::OtherRack).map_or(inside.network, |costs| costs.network);
+    // An uplink that is no slower is no bottleneck.
+    if model.uplink.per_byte <= 1.2 * model.network.per_byte {
+        model.uplink.per_byte = 0.0;
+    }
     Ok(())
 }
 

@@ -39,6 +39,7 @@ pub(super) fn draw(scenario: &Scenario, folder: &Path) -> Result<(), String> {
     for &world in &worlds {
         let layout = Layout::even(world, world / per_host);
         let layout = if windows { layout } else { Layout::even(world, world) };
+        let layout = layout.in_racks(scenario.racks);
         let scenario = &{
             let mut smaller = scenario.clone();
             (smaller.layout, smaller.racks) = (layout, scenario.racks.min(layout.hosts));

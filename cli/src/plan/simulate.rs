@@ -17,14 +17,14 @@ pub(super) struct SimulateArgs {
     #[arg(long)]
     pub(super) simulate: bool,
     /// Spread the hosts evenly over this many racks, each with an uplink
-    #[arg(long, requires = "simulate", value_parser = clap::value_parser!(u32).range(1..), default_value = "1")]
-    racks: u32,
-    /// How many times the bandwidth of a rack's uplink its hosts have together
-    #[arg(long, requires = "simulate", value_parser = factor, default_value = "1")]
-    oversubscription: f64,
-    /// How much longer a message between racks takes
-    #[arg(long, requires = "simulate", value_parser = duration, default_value = "0s")]
-    rack_latency: Duration,
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "1")]
+    pub(super) racks: u32,
+    /// How many times the bandwidth of a rack's uplink its hosts have together [default: 1]
+    #[arg(long, value_parser = factor)]
+    oversubscription: Option<f64>,
+    /// How much longer a message between racks takes [default: 0s]
+    #[arg(long, value_parser = duration)]
+    rack_latency: Option<Duration>,
     /// A rank that calls later than the others: 3:5ms; can be given several times
     #[arg(long, requires = "simulate", value_name = "RANK:TIME", value_parser = straggler)]
     straggler: Vec<(Rank, f64)>,
@@ -66,20 +66,33 @@ fn straggler(text: &str) -> Result<(Rank, f64), String> {
 }
 
 impl SimulateArgs {
+    /// Returns the layout in racks, and adds what their uplinks cost to the model.
+    pub(super) fn in_racks(&self, layout: Layout, model: &mut CostModel, is_measured: bool) -> Result<Layout, String> {
+        if self.racks as usize > layout.hosts {
+            return Err(format!("{} hosts cannot be in {} racks", layout.hosts, self.racks));
+        }
+        let layout = layout.in_racks(self.racks as usize);
+        if let Some(longer) = self.rack_latency {
+            model.uplink.latency = model.network.latency + longer.as_secs_f64();
+        }
+        // What is measured stays, unless an option says otherwise.
+        if let Some(factor) = self.oversubscription.or((!is_measured).then_some(1.0)) {
+            model.uplink.per_byte = model.network.per_byte * factor / (layout.hosts as f64 / layout.racks as f64);
+        }
+        Ok(layout)
+    }
+
     pub(super) fn scenario(&self, layout: Layout, mut model: CostModel) -> Result<Scenario, String> {
         if let Some((rank, _)) = self.straggler.iter().find(|(rank, _)| *rank >= layout.ranks) {
             return Err(format!("rank {rank} is late, but there are only {} ranks", layout.ranks));
-        }
-        if self.racks as usize > layout.hosts {
-            return Err(format!("{} hosts cannot be in {} racks", layout.hosts, self.racks));
         }
         if let Some(overhead) = self.overhead {
             model.network.overhead = overhead.as_secs_f64();
         }
         let mut scenario = Scenario::new(layout, model);
         scenario.racks = self.racks as usize;
-        scenario.oversubscription = self.oversubscription;
-        scenario.rack_latency = self.rack_latency.as_secs_f64();
+        scenario.oversubscription = self.oversubscription.unwrap_or(1.0);
+        scenario.rack_latency = self.rack_latency.unwrap_or_default().as_secs_f64();
         scenario.late.clone_from(&self.straggler);
         scenario.jitter = self.jitter.as_secs_f64();
         scenario.seed = self.seed;
