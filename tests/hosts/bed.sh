@@ -6,6 +6,7 @@
 #     tests/hosts/bed.sh on 2 COMMAND...        # runs a command on host 2
 #     tests/hosts/bed.sh start 2 COMMAND...     # starts 2 ranks of a command on each host, and waits
 #     tests/hosts/bed.sh sent 2                 # bytes that host 2 has sent and received
+#     tests/hosts/bed.sh uplink 1               # bytes that rack 1 has sent and received (RACKS)
 #     tests/hosts/bed.sh down
 #
 # `start` shows the output of rank 0; of another rank only if it fails. `start 1,3` starts one rank on
@@ -14,6 +15,9 @@
 # Variables:
 #   BED     the name of the bed, so that several can exist; default: kolo-bed
 #   RATE    of each host's link, as tc writes it; default: 1gbit; `none` does not limit it
+#   RACKS   deals the hosts to this many racks in turns. Each rack has a bridge, and an uplink to the bridge
+#           that joins the racks. `start` tells the ranks their rack, unless TOPOLOGY is none; default: 1
+#   UPLINK  rate of both ends of each uplink, as RATE; default: none
 #   BURST   bytes that a link catches up after a pause; default: 128kb
 #   DELAY   of each packet between two hosts, as in 5ms, which is a round trip of 10 ms; default: none
 #   LOSS    the part of the packets between hosts that is lost, as in 1%; default: none
@@ -25,7 +29,7 @@
 # the bridge and the cables. It limits what a host receives to RATE.
 set -euo pipefail
 
-bed=${BED:-kolo-bed} rate=${RATE:-1gbit} network=${NETWORK:-10.213.79}
+bed=${BED:-kolo-bed} rate=${RATE:-1gbit} network=${NETWORK:-10.213.79} racks=${RACKS:-1}
 folder=$(cd "$(dirname "$0")" && pwd)
 
 die() {
@@ -34,7 +38,7 @@ die() {
 }
 
 usage() {
-    sed -n '5,9s/^# *//p' "$0" >&2
+    sed -n '5,10s/^# *//p' "$0" >&2
     exit 2
 }
 
@@ -53,15 +57,26 @@ on() {
     ip netns exec "$bed-$host" "$@"
 }
 
-# Limits one end of a cable to RATE. The bursts are short, so that the link does not catch up after a
+# Limits one end of a cable to a rate. The bursts are short, so that the link does not catch up after a
 # pause. The queue is like that of a switch.
 shape() {
-    if [ "$rate" = none ]; then return; fi
-    tc -n "$1" qdisc add dev "$2" root tbf rate "$rate" burst "${BURST:-128kb}" limit 1mb || die "this kernel cannot shape (tbf)"
+    if [ "$3" = none ]; then return; fi
+    tc -n "$1" qdisc add dev "$2" root tbf rate "$3" burst "${BURST:-128kb}" limit 1mb || die "this kernel cannot shape (tbf)"
+}
+
+# Makes the bridge of a namespace.
+bridge() {
+    ip -n "$1" link add bridge type bridge || die "a bridge cannot be made here"
+    ip -n "$1" link set bridge up
+}
+
+# The namespace with the bridge of a host.
+bridge_of() {
+    if [ "$racks" -gt 1 ]; then echo "$bed-rack$(($1 % racks))"; else echo "$bed-switch"; fi
 }
 
 up() {
-    local count=$1 i bits=24
+    local count=$1 i bits=24 at
     [ "$(id -u)" = 0 ] || die "network namespaces are made by root only: run it with sudo"
     for program in ip tc; do command -v "$program" >/dev/null || die "$program is missing: apt install iproute2"; done
     [ "$(hosts)" = 0 ] || die "the hosts exist already: $0 down"
@@ -69,28 +84,39 @@ up() {
     # What is half made is removed.
     trap down EXIT
     ip netns add "$bed-switch" || die "network namespaces cannot be made here"
-    if [ -n "${DELAY:-}${LOSS:-}" ]; then wire "$count"; else bridge; fi
+    if [ -n "${DELAY:-}${LOSS:-}" ]; then
+        [ "$racks" = 1 ] || die "RACKS goes with neither DELAY nor LOSS"
+        wire "$count"
+    else
+        bridge "$bed-switch"
+    fi
+    for ((i = 0; racks > 1 && i < racks; i++)); do
+        at=$bed-rack$i
+        ip netns add "$at"
+        bridge "$at"
+        ip link add uplink netns "$at" type veth peer name "rack$i" netns "$bed-switch" || die "a veth cannot be made here"
+        ip -n "$at" link set uplink master bridge up
+        ip -n "$bed-switch" link set "rack$i" master bridge up
+        shape "$at" uplink "${UPLINK:-none}"
+        shape "$bed-switch" "rack$i" "${UPLINK:-none}"
+    done
     for ((i = 0; i < count; i++)); do
         ip netns add "$bed-$i"
         ip -n "$bed-$i" link set lo up
         [ -z "${KEEP_WINDOWS:-}" ] || on "$i" sysctl -q net.ipv4.tcp_slow_start_after_idle=0
+        at=$(bridge_of "$i")
         if [ -n "${DELAY:-}${LOSS:-}" ]; then
             ip -n "$bed-switch" link set "host$i" netns "$bed-$i" name eth0 txqueuelen 10000
         else
-            ip link add eth0 netns "$bed-$i" type veth peer name "port$i" netns "$bed-switch" || die "a veth cannot be made here"
-            ip -n "$bed-switch" link set "port$i" master bridge up
-            shape "$bed-switch" "port$i"
+            ip link add eth0 netns "$bed-$i" type veth peer name "port$i" netns "$at" || die "a veth cannot be made here"
+            ip -n "$at" link set "port$i" master bridge up
+            shape "$at" "port$i" "$rate"
         fi
         ip -n "$bed-$i" addr add "$(address "$i")/$bits" dev eth0 ${IPV6:+nodad}
         ip -n "$bed-$i" link set eth0 up
-        shape "$bed-$i" eth0
+        shape "$bed-$i" eth0 "$rate"
     done
     trap - EXIT
-}
-
-bridge() {
-    ip -n "$bed-switch" link add bridge type bridge || die "a bridge cannot be made here"
-    ip -n "$bed-switch" link set bridge up
 }
 
 # Starts the program that carries the packets, and waits until it has made the interfaces.
@@ -123,8 +149,13 @@ sent() {
         ip -n "$bed-$1" -s link show eth0 | awk '/TX:/ { getline; tx = $1 } /RX:/ { getline; rx = $1 } END { print tx, rx }'
 }
 
+# Bytes of a rack's uplink, sent and received.
+uplink() {
+    ip -n "$bed-rack$1" -s link show uplink | awk '/TX:/ { getline; tx = $1 } /RX:/ { getline; rx = $1 } END { print tx, rx }'
+}
+
 start() {
-    local each=$1 count host local_rank rank=0 world=0 secret job folder status=0 at_host
+    local each=$1 count host local_rank rank=0 world=0 secret job folder status=0 at_host topology=()
     shift
     count=$(hosts)
     [ "$count" -gt 0 ] || die "there are no hosts: $0 up 4"
@@ -142,11 +173,12 @@ start() {
     # shellcheck disable=SC2064 # the folder of this start
     trap "rm -rf '$folder'" EXIT
     for ((host = 0; host < count; host++)); do
+        if [ "$racks" -gt 1 ] && [ "${TOPOLOGY:-}" != none ]; then topology=("KOLO_TOPOLOGY=rack$((host % racks))"); fi
         for ((local_rank = 0; local_rank < ${each[host]:-${each[0]}}; local_rank++)); do
             KOLO_RANK=$rank KOLO_WORLD_SIZE=$world KOLO_LOCAL_RANK=$local_rank \
                 KOLO_LOCAL_WORLD_SIZE=${each[host]:-${each[0]}} KOLO_STORE=tcp://$at_host:29777 \
                 KOLO_JOB_ID=$job KOLO_SECRET=$secret \
-                on "$host" "$@" >"$folder/$rank" 2>&1 &
+                on "$host" env "${topology[@]}" "$@" >"$folder/$rank" 2>&1 &
             pids+=($!)
             rank=$((rank + 1))
         done
@@ -168,6 +200,6 @@ case $command in
     up) up "${1:-4}" ;;
     down) down ;;
     on | start) [ $# -ge 2 ] || usage; "$command" "$@" ;;
-    sent | address) [ $# = 1 ] || usage; "$command" "$@" ;;
+    sent | uplink | address) [ $# = 1 ] || usage; "$command" "$@" ;;
     *) usage ;;
 esac

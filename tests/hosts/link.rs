@@ -1,9 +1,11 @@
-//! A rank: runs every collective, checks its result, and counts the bytes on its host's link.
+//! A rank: runs every collective, checks its result, and counts the bytes on its host's link and on the
+//! uplink of its rack.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::process::ExitCode;
+use std::path::Path;
+use std::process::{Command, ExitCode};
 
 use kolo::{Communicator, Op, ReduceOp};
 
@@ -25,6 +27,11 @@ const MOST: f64 = 1.05;
 struct Hosts {
     /// The number of ranks on each host.
     ranks: Vec<usize>,
+    /// The racks to which hosts were dealt in turns. With several, all hosts have the same number of
+    /// ranks, and all racks the same number of hosts.
+    racks: usize,
+    /// The rack whose uplink this rank counts.
+    counts: Option<usize>,
 }
 
 impl Hosts {
@@ -41,7 +48,24 @@ impl Hosts {
             *ranks.last_mut().unwrap() += 1;
         }
         assert_eq!(ranks.len(), comm.host_count(), "namespaces count as hosts");
-        Hosts { ranks }
+        let racks = std::env::var("RACKS").map_or(1, |racks| racks.parse().unwrap());
+        // The first rank of the first host of each rack.
+        let (host, place) = (comm.rank() / ranks[0], comm.rank() % ranks[0]);
+        let counts = (racks > 1 && place == 0 && host < racks).then_some(host);
+        Hosts { ranks, racks, counts }
+    }
+
+    /// Returns the fewest bytes that the busiest uplink has to carry one way.
+    fn fewest_on_uplink(&self, op: Op) -> f64 {
+        let (racks, world) = (self.racks as f64, self.ranks.iter().sum::<usize>() as f64);
+        let block = (BLOCK * size_of::<f32>()) as f64;
+        let (all, of_rack) = (world * block, world / racks);
+        match op {
+            Op::AllReduce => 2.0 * (racks - 1.0) / racks * all,
+            Op::Broadcast | Op::Reduce => all,
+            Op::AllToAll => of_rack * (world - of_rack) * block,
+            _ => (world - of_rack) * block,
+        }
     }
 
     /// Returns the fewest bytes that the busiest link has to carry one way.
@@ -70,12 +94,22 @@ fn counters() -> [u64; 2] {
     })
 }
 
+/// Bytes that a rack has sent and received.
+fn uplink(rack: usize) -> [u64; 2] {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hosts/bed.sh");
+    let output = Command::new("bash").arg(script).args(["uplink", &rack.to_string()]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let counted: Vec<u64> = text.split_whitespace().map(|number| number.parse().unwrap()).collect();
+    counted.try_into().unwrap_or_else(|counted| panic!("{counted:?}: {}", String::from_utf8_lossy(&output.stderr)))
+}
+
 /// How often an operation is counted at most. TCP sends data again that it believes lost, which it
 /// does on a busy machine without any loss; that only adds, so the lowest count is the schedule's.
 const COUNTS: usize = 8;
 
-/// Runs an operation once, and returns the bytes on the busiest link.
-fn count(comm: &Communicator, op: Op) -> u64 {
+/// Runs an operation once, and returns the bytes on the busiest link of a host, and on the busiest uplink.
+fn count(comm: &Communicator, op: Op, hosts: &Hosts) -> [u64; 2] {
+    let counters = || [counters(), hosts.counts.map_or([0; 2], uplink)];
     comm.barrier().unwrap();
     let before = counters();
     // All ranks have read the counters before the call.
@@ -83,9 +117,9 @@ fn count(comm: &Communicator, op: Op) -> u64 {
     run(comm, op);
     comm.barrier().unwrap();
     let after = counters();
-    let mut most = [(after[0] - before[0]).max(after[1] - before[1])];
+    let mut most = [0, 1].map(|link| [0, 1].map(|way| after[link][way] - before[link][way]).into_iter().max().unwrap());
     comm.all_reduce(&mut most, ReduceOp::Max).unwrap();
-    most[0]
+    most
 }
 
 pub(crate) fn rank() -> ExitCode {
@@ -95,20 +129,29 @@ pub(crate) fn rank() -> ExitCode {
     for op in OPS {
         // The first call opens links and takes memory.
         run(&comm, op);
-        let (mut bytes, mut counted) = (u64::MAX, 0);
-        let ratio = loop {
-            bytes = bytes.min(count(&comm, op));
+        let (mut bytes, mut counted) = ([u64::MAX; 2], 0);
+        let fewest = [hosts.fewest(op), if hosts.racks > 1 { hosts.fewest_on_uplink(op) } else { f64::INFINITY }];
+        let [ratio, on_uplink] = loop {
+            let found = count(&comm, op, &hosts);
+            bytes = [0, 1].map(|link| bytes[link].min(found[link]));
             counted += 1;
-            let ratio = bytes as f64 / hosts.fewest(op);
-            // All ranks see the same number.
-            if ratio < MOST || counted == COUNTS {
-                break ratio;
+            let ratios = [0, 1].map(|link| bytes[link] as f64 / fewest[link]);
+            // All ranks see the same numbers.
+            if ratios.iter().all(|&ratio| ratio < MOST) || counted == COUNTS {
+                break ratios;
             }
         };
         if comm.rank() == 0 {
             let algorithm = comm.algorithm(op, (comm.world_size() * BLOCK * size_of::<f32>()) as u64);
-            println!("{op:15} {bytes:>10} B on the busiest link, {ratio:.3} of the minimum ({counted} counted); {algorithm}");
-            is_too_much |= !(0.9..MOST).contains(&ratio);
+            let [bytes, of_uplink] = bytes;
+            let uplink = match hosts.racks {
+                1 => String::new(),
+                _ => format!("; {of_uplink} B, {on_uplink:.3} of the minimum on the busiest uplink"),
+            };
+            println!(
+                "{op:15} {bytes:>10} B on the busiest link, {ratio:.3} of the minimum{uplink} ({counted} counted); {algorithm}"
+            );
+            is_too_much |= !(0.9..MOST).contains(&ratio) || hosts.racks > 1 && !(0.9..MOST).contains(&on_uplink);
         }
     }
     if is_too_much { ExitCode::FAILURE } else { ExitCode::SUCCESS }

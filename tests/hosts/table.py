@@ -3,6 +3,7 @@
 
     tests/hosts/table.py choice    every algorithm by size, and how much slower than the best the chosen one is
     tests/hosts/table.py peers     kolo beside Open MPI and Gloo, in turns
+    tests/hosts/table.py racks     kolo without and with the topology, in turns (RACKS=2 UPLINK=200mbit)
 
 Each line gives medians of the rounds, in microseconds. The hosts are namespaces of this machine, so
 their ranks share its processors: figures compare only within one run.
@@ -31,7 +32,7 @@ def bed(*words, check=True, **variables):
     return done
 
 
-def bench(args, ranks, op, algorithm=None):
+def bench(args, ranks, op, algorithm=None, **variables):
     """Returns the rows of `kolo bench` by size: the time in microseconds and the algorithm."""
     with tempfile.TemporaryDirectory() as folder:
         figures = pathlib.Path(folder, "figures.json")
@@ -40,7 +41,7 @@ def bench(args, ranks, op, algorithm=None):
             words.append("--check")
         if algorithm:
             words += ["--algorithm", algorithm]
-        bed("start", ranks, *words)
+        bed("start", ranks, *words, **variables)
         report = json.loads(figures.read_text())
     rows = {}
     for row in report["rows"]:
@@ -81,6 +82,25 @@ def choice(args, hosts, each):
             line = "  ".join(f"{one} {time:.0f}" for one, time in sorted(medians.items(), key=lambda item: item[1]))
             print(f"{hosts}x{each} {op:14} {size:>9}  {taken:20} {ratio:5.2f}  {line}", flush=True)
     return worst
+
+
+def racks(args, hosts, each):
+    for op in args.ops:
+        times, names = {}, {}
+        # The costs of another bed are not those of this one.
+        with tempfile.TemporaryDirectory() as cache:
+            for _ in range(args.rounds):
+                for topology in ["none", "known"]:
+                    rows = bench(args, each, op, TOPOLOGY=topology, KOLO_CACHE_DIR=cache)
+                    for size, (time, name) in rows.items():
+                        times.setdefault((size, topology), []).append(time)
+                        names[size, topology] = name
+        for size in sorted({size for size, _ in times}):
+            without, known = times[size, "none"], times[size, "known"]
+            # The rounds are interleaved, so each compares with itself.
+            ratio = statistics.median(a / b for a, b in zip(without, known))
+            figures = [f"{names[size, one]} {statistics.median(times[size, one]):.0f}" for one in ("none", "known")]
+            print(f"{hosts}x{each} {op:14} {size:>9}  {'  '.join(figures)}  without/with {ratio:.2f}", flush=True)
 
 
 class Contestant:
@@ -204,7 +224,7 @@ def peers(args, hosts, each):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["choice", "peers"])
+    parser.add_argument("what", choices=["choice", "peers", "racks"])
     parser.add_argument("--kolo", default="target/release/kolo")
     parser.add_argument("--layouts", default="2x1,2x2,4x1,4x2", help="hosts x ranks on each")
     parser.add_argument("--ops", default=",".join(OPS), type=lambda text: text.split(","), help="those of MPI and Gloo, for peers")
@@ -222,11 +242,13 @@ def main():
         try:
             if args.what == "peers":
                 peers(args, hosts, each)
+            elif args.what == "racks":
+                racks(args, hosts, each)
             else:
                 worst += choice(args, hosts, each)
         finally:
             bed("down")
-    if args.what == "peers":
+    if args.what != "choice":
         return
     worst.sort(reverse=True)
     late = [one for one in worst if one[0] > 1.1]

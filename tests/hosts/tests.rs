@@ -14,6 +14,9 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_long_way_with_losses", || long_way("2", "1", "auto")),
     ("a_long_way_with_losses_without_bbr", || long_way("3", "1,2,1", "system")),
     ("a_long_way_over_ipv6", long_way_over_ipv6),
+    ("four_hosts_in_two_racks", || racks("4", "1", &[("RACKS", "2")])),
+    ("four_hosts_of_two_ranks_in_two_racks", || racks("4", "2", &[("RACKS", "2")])),
+    ("six_hosts_in_three_racks", || racks("6", "1", &[("RACKS", "3")])),
 ];
 
 /// Hosts that exist until this is dropped.
@@ -72,6 +75,20 @@ fn collectives(hosts: &str, each: &str) -> Outcome {
         Ok(bed) => {
             let said = bed.start(each, &[]);
             assert_eq!(said.lines().filter(|line| line.contains("of the minimum")).count(), crate::link::COUNTED, "{said}");
+            Passed(format!("\n{}", said.trim_end()))
+        }
+        Err(why) => NotRun(why),
+    }
+}
+
+/// As [`collectives`], with few bytes on the uplinks of racks as well, although neighbouring ranks are in
+/// different racks.
+fn racks(hosts: &str, each: &str, racks: &'static [(&str, &str)]) -> Outcome {
+    match Bed::new(hosts, racks) {
+        Ok(bed) => {
+            let said = bed.start(each, &[]);
+            let counted = said.lines().filter(|line| line.contains("of the minimum on the busiest uplink")).count();
+            assert_eq!(counted, crate::link::COUNTED, "{said}");
             Passed(format!("\n{}", said.trim_end()))
         }
         Err(why) => NotRun(why),
