@@ -162,7 +162,7 @@ mod tests {
         for version in [version(), version() - 1] {
             let mut bytes = PeerInfo { version, topology: String::new(), ..sample(1) }.encode();
             bytes.truncate(bytes.len() - size_of::<u64>());
-            let expected = (version != self::version()).then(|| String::new());
+            let expected = (version != self::version()).then(String::new);
             assert_eq!(PeerInfo::decode(&bytes).map(|peer| peer.topology), expected);
         }
     }
