@@ -40,7 +40,7 @@
 
 // The initial value of a kolo_config_t: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
 #define KOLO_CONFIG_INITIALIZER \
-  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL }
+  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL }
 
 // The initial value of a kolo_reducer_config_t.
 #define KOLO_REDUCER_CONFIG_INITIALIZER \
@@ -228,6 +228,9 @@ typedef struct kolo_config_t {
   int32_t join;
   // Where this rank's host is in the network: a path such as "rack7" or "pod1/rack7".
   const char *topology;
+  // The network interfaces over which links to other hosts are striped, as in "eth0,eth1". A link
+  // goes on if one of them fails.
+  const char *rails;
 } kolo_config_t;
 
 // A key-value store of the program that all ranks share, for kolo_comm_init_callbacks. A key has

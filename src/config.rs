@@ -146,6 +146,7 @@ pub const VARIABLES: &[&str] = &[
     "KOLO_NETWORK_BANDWIDTH",
     "KOLO_NETWORK_LATENCY",
     "KOLO_PORTS",
+    "KOLO_RAILS",
     "KOLO_RANK",
     "KOLO_REPRODUCIBLE",
     "KOLO_RUN_REMOTE",
@@ -197,6 +198,8 @@ pub(crate) struct Settings {
     pub(crate) topology: Option<String>,
     pub(crate) interface: Option<String>,
     pub(crate) congestion_control: CongestionControl,
+    /// The interfaces over which links are striped.
+    pub(crate) rails: Option<String>,
     /// Where this process listens.
     pub(crate) ports: Option<RangeInclusive<u16>>,
     pub(crate) insecure: bool,
@@ -318,6 +321,7 @@ impl Default for Settings {
             topology: None,
             interface: None,
             congestion_control: CongestionControl::Auto,
+            rails: None,
             ports: None,
             insecure: false,
             join: false,
@@ -364,6 +368,7 @@ impl Settings {
         settings.interface = ["KOLO_INTERFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"].into_iter().find_map(env);
         settings.congestion_control =
             parse(env, "KOLO_CONGESTION_CONTROL", CONGESTION_CONTROL, CongestionControl::parse)?.unwrap_or_default();
+        settings.rails = env("KOLO_RAILS");
         settings.ports = ports(env)?;
         settings.tls = tls(env)?;
         Ok(settings)
@@ -673,6 +678,7 @@ mod tests {
             ("KOLO_NETWORK_LATENCY", "5us"),
             ("KOLO_NETWORK_BANDWIDTH", "12.5"),
             ("GLOO_SOCKET_IFNAME", "eth0"),
+            ("KOLO_RAILS", "eth0,eth1"),
             ("KOLO_TRACE_DIR", "/tmp/traces"),
             ("KOLO_TRACE_SIGNAL", "yes"),
             ("KOLO_TOP_DIR", "/run/top"),
@@ -698,6 +704,7 @@ mod tests {
         assert!((read.shared.model.network.latency - 5e-6).abs() < 1e-12);
         assert!((read.shared.model.network.per_byte - 8e-11).abs() < 1e-15);
         assert_eq!(read.interface.as_deref(), Some("eth0"));
+        assert_eq!(read.rails.as_deref(), Some("eth0,eth1"));
         assert_eq!(read.ports, Some(20_000..=20_100));
         assert_eq!(settings(&[("KOLO_PORTS", "4242")]).unwrap().ports, Some(4242..=4242));
         assert_eq!((read.trace_dir.as_deref(), read.trace_signal), (Some("/tmp/traces".as_ref()), true));

@@ -77,7 +77,7 @@ pub fn examine() -> Vec<Finding> {
     findings.extend([secret(settings.insecure), of_launcher(&launch)]);
     findings.extend([topology(&settings), interfaces()]);
     let deadline = Instant::now() + settings.start_timeout;
-    let chosen = address::choose(url.as_ref(), settings.interface.as_deref(), deadline);
+    let chosen = address::choose(url.as_ref(), settings.interface.as_deref(), settings.rails.as_deref(), deadline);
     findings.push(of_address(&chosen));
     if let Ok(chosen) = &chosen {
         findings.push(ports(chosen));

@@ -106,6 +106,9 @@ pub struct kolo_config_t {
     pub join: i32,
     /// Where this rank's host is in the network: a path such as "rack7" or "pod1/rack7".
     pub topology: *const c_char,
+    /// The network interfaces over which links to other hosts are striped, as in "eth0,eth1". A link
+    /// goes on if one of them fails.
+    pub rails: *const c_char,
 }
 
 // SAFETY: the struct begins with its size; numbers may be zero, and texts null.
@@ -225,6 +228,9 @@ unsafe fn texts(mut builder: Builder, config: &kolo_config_t) -> Result<Builder,
         }
         if let Some(interface) = text(config.interfaces, "config->interfaces")? {
             builder = builder.interface(interface);
+        }
+        if let Some(rails) = text(config.rails, "config->rails")? {
+            builder = builder.rails(rails);
         }
         if let Some(ports) = text(config.ports, "config->ports")? {
             builder = builder.ports(settings::parse_ports("config->ports", ports)?);

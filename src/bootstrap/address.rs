@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use if_addrs::Interface;
 
+use crate::bootstrap::peer_info::MOST_RAILS;
 use crate::bootstrap::store::StoreUrl;
 use crate::config::{Env, Settings, process_env};
 use crate::error::{Error, Result};
@@ -22,8 +23,16 @@ pub(crate) struct Chosen {
 }
 
 /// Chooses the address for ranks that meet at `store`, or the one that a filter for interfaces
-/// admits. Waits for a name server until the deadline.
-pub(crate) fn choose(store: Option<&StoreUrl>, filter: Option<&str>, deadline: Instant) -> Result<Chosen> {
+/// admits, or that of the first rail. Waits for a name server until the deadline.
+pub(crate) fn choose(
+    store: Option<&StoreUrl>,
+    filter: Option<&str>,
+    rails_filter: Option<&str>,
+    deadline: Instant,
+) -> Result<Chosen> {
+    if let Some(filter) = rails_filter {
+        return Ok(rails(filter)?.swap_remove(0));
+    }
     if let Some(filter) = filter {
         let interfaces = if_addrs::get_if_addrs().map_err(Error::os("listing network interfaces"))?;
         return filtered(filter, &interfaces);
@@ -106,10 +115,66 @@ fn filtered(filter: &str, interfaces: &[Interface]) -> Result<Chosen> {
         ip: interface.ip(),
         why: format!("address of interface {}, which {filter:?} admits", interface.name),
     });
-    chosen.ok_or_else(|| {
-        let there: Vec<String> = interfaces.iter().map(|interface| format!("{} ({})", interface.name, interface.ip())).collect();
-        Error::setting("KOLO_INTERFACE", filter, format!("no interface is admitted; there are {}", there.join(", ")))
-    })
+    chosen.ok_or_else(|| none_admitted("KOLO_INTERFACE", filter, interfaces))
+}
+
+/// Returns the addresses of the rails that a filter admits, one for each interface. They are at least
+/// one and at most [`MOST_RAILS`].
+pub(crate) fn rails(filter: &str) -> Result<Vec<Chosen>> {
+    let interfaces = if_addrs::get_if_addrs().map_err(Error::os("listing network interfaces"))?;
+    let mut rails = rails_among(filter, &interfaces)?;
+    if rails.len() > MOST_RAILS {
+        tracing::warn!(
+            admitted = rails.len(),
+            used = MOST_RAILS,
+            "KOLO_RAILS admits too many interfaces; the first ones are used"
+        );
+        rails.truncate(MOST_RAILS);
+    }
+    Ok(rails)
+}
+
+/// Returns the first address of each interface that a filter admits, in the order of its patterns.
+/// All are of the family of the first one.
+fn rails_among(filter: &str, interfaces: &[Interface]) -> Result<Vec<Chosen>> {
+    let pattern =
+        |pattern: &str| interfaces.iter().filter(move |interface| is_match(pattern.trim(), interface)).collect::<Vec<_>>();
+    let admitted: Vec<&Interface> = match filter.strip_prefix('^') {
+        None => filter.split(',').flat_map(pattern).collect(),
+        Some(patterns) => {
+            let is_out = |interface: &&Interface| patterns.split(',').any(|pattern| is_match(pattern.trim(), interface));
+            interfaces.iter().filter(|interface| !interface.is_loopback() && !is_out(interface)).collect()
+        }
+    };
+    let mut rails: Vec<&Interface> = Vec::new();
+    for interface in admitted {
+        let is_usable = !(is_link_local(interface.ip()) && interface.ip().is_ipv6());
+        let is_alike = rails.first().is_none_or(|first| first.ip().is_ipv4() == interface.ip().is_ipv4());
+        if is_usable && is_alike && rails.iter().all(|rail| rail.name != interface.name) {
+            rails.push(interface);
+        }
+    }
+    if rails.is_empty() {
+        return Err(none_admitted("KOLO_RAILS", filter, interfaces));
+    }
+    let chosen =
+        |interface: &&Interface| Chosen { ip: interface.ip(), why: format!("rail {}, which {filter:?} admits", interface.name) };
+    Ok(rails.iter().map(chosen).collect())
+}
+
+/// Returns the length of the prefix of the network in which an address of this machine is, for each
+/// address.
+pub(crate) fn networks() -> Vec<(IpAddr, u32)> {
+    let of = |interface: &Interface| match &interface.addr {
+        if_addrs::IfAddr::V4(address) => (address.ip.into(), address.prefixlen.into()),
+        if_addrs::IfAddr::V6(address) => (address.ip.into(), address.prefixlen.into()),
+    };
+    if_addrs::get_if_addrs().map_or_else(|_| Vec::new(), |interfaces| interfaces.iter().map(of).collect())
+}
+
+fn none_admitted(setting: &str, filter: &str, interfaces: &[Interface]) -> Error {
+    let there: Vec<String> = interfaces.iter().map(|interface| format!("{} ({})", interface.name, interface.ip())).collect();
+    Error::setting(setting, filter, format!("no interface is admitted; there are {}", there.join(", ")))
 }
 
 fn is_match(pattern: &str, interface: &Interface) -> bool {
@@ -127,7 +192,7 @@ fn is_match(pattern: &str, interface: &Interface) -> bool {
     !pattern.is_empty() && interface.name.starts_with(pattern)
 }
 
-fn is_within(ip: IpAddr, network: IpAddr, bits: u32) -> bool {
+pub(super) fn is_within(ip: IpAddr, network: IpAddr, bits: u32) -> bool {
     let number = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => (u128::from(ip.to_bits()), 32u32),
         IpAddr::V6(ip) => (ip.to_bits(), 128),
@@ -140,7 +205,7 @@ fn is_within(ip: IpAddr, network: IpAddr, bits: u32) -> bool {
 /// Returns the address that this process advertises to other hosts.
 pub(crate) fn own() -> Result<IpAddr> {
     let settings = Settings::from_env(&process_env)?;
-    choose(None, settings.interface.as_deref(), Instant::now()).map(|chosen| chosen.ip)
+    choose(None, settings.interface.as_deref(), settings.rails.as_deref(), Instant::now()).map(|chosen| chosen.ip)
 }
 
 /// Returns the address of this machine that a host most likely reaches: that of the route to the
@@ -148,7 +213,8 @@ pub(crate) fn own() -> Result<IpAddr> {
 pub fn address_for(host: &str, patience: Duration) -> Result<IpAddr> {
     let settings = Settings::from_env(&process_env)?;
     let target = StoreUrl::Tcp { host: host.to_owned(), port: 0 };
-    choose(Some(&target), settings.interface.as_deref(), Instant::now() + patience).map(|chosen| chosen.ip)
+    let (filter, rails) = (settings.interface.as_deref(), settings.rails.as_deref());
+    choose(Some(&target), filter, rails, Instant::now() + patience).map(|chosen| chosen.ip)
 }
 
 #[cfg(test)]
@@ -195,6 +261,31 @@ mod tests {
     }
 
     #[test]
+    fn rails() {
+        let there = [
+            interface("lo", [127, 0, 0, 1]),
+            interface("docker0", [172, 17, 0, 1]),
+            interface("eth0", [10, 1, 2, 3]),
+            interface("eth0", [10, 1, 2, 4]),
+            interface("eth1", [10, 9, 2, 3]),
+        ];
+        for (filter, ips) in [
+            ("eth0,eth1", &[[10, 1, 2, 3], [10, 9, 2, 3]][..]),
+            ("=eth1, eth", &[[10, 9, 2, 3], [10, 1, 2, 3]]),
+            ("10.0.0.0/8", &[[10, 1, 2, 3], [10, 9, 2, 3]]),
+            ("^docker", &[[10, 1, 2, 3], [10, 9, 2, 3]]),
+            ("10.9.2.3", &[[10, 9, 2, 3]]),
+            ("ib", &[]),
+        ] {
+            let rails = rails_among(filter, &there);
+            let ips: Vec<IpAddr> = ips.iter().map(|&ip| ip.into()).collect();
+            let found: Vec<IpAddr> = rails.iter().flatten().map(|chosen| chosen.ip).collect();
+            assert_eq!((found, rails.is_err()), (ips.clone(), ips.is_empty()), "{filter}");
+        }
+        assert!(rails_among("ib", &there).unwrap_err().to_string().contains("KOLO_RAILS"));
+    }
+
+    #[test]
     fn ranks_of_one_machine_listen_on_loopback_where_the_system_asks_about_others() {
         let env = |size: &'static str| move |name: &str| (name == "LOCAL_WORLD_SIZE").then(|| size.to_owned());
         let chosen = of_one_machine(4, None, &env("4")).map(|chosen| chosen.ip.is_loopback());
@@ -207,6 +298,6 @@ mod tests {
     #[test]
     fn a_store_on_loopback_is_reached_from_loopback() {
         let url = StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: 1 };
-        assert_eq!(choose(Some(&url), None, Instant::now()).unwrap().ip, IpAddr::from([127, 0, 0, 1]));
+        assert_eq!(choose(Some(&url), None, None, Instant::now()).unwrap().ip, IpAddr::from([127, 0, 0, 1]));
     }
 }

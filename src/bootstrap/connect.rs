@@ -38,12 +38,12 @@ pub(crate) struct Connected {
 /// Connects this rank with the others.
 pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let began = Instant::now();
-    let filter = start.settings.interface.as_deref();
+    let (filter, rails) = (start.settings.interface.as_deref(), start.settings.rails.as_deref());
     // The newcomers of a growth may be on other machines.
-    let local = address::of_one_machine(start.world_size, filter, &process_env).filter(|_| start.absence.is_none());
+    let local = address::of_one_machine(start.world_size, filter.or(rails), &process_env).filter(|_| start.absence.is_none());
     let chosen = match local {
         Some(chosen) => chosen,
-        None => address::choose(start.store_url.as_ref(), filter, start.deadline)?,
+        None => address::choose(start.store_url.as_ref(), filter, rails, start.deadline)?,
     };
     tracing::info!(address = %chosen.ip, why = chosen.why, "chose the advertised address");
     let tls = start.settings.tls.clone().map(|files| load_tls(start, files)).transpose()?;

@@ -5,6 +5,7 @@ use std::net::{IpAddr, TcpListener};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use super::address;
 use super::identity::{Identity, random_number};
 use super::listener::{self, Listener};
 use super::network::{Dispatcher, Mailbox};
@@ -31,8 +32,13 @@ impl Endpoint {
     pub(super) fn open(start: &Start<'_>, ip: IpAddr, identity: &Identity) -> Result<Endpoint> {
         // If only this machine can reach the store, all ranks are on it.
         let is_store_local = matches!(start.store_url, Some(StoreUrl::Tcp { .. })) && !start.identity.may_listen();
-        let ip = if is_store_local { sys::own_loopback(ip) } else { ip };
-        let tcp = listen(ip, start.settings.ports.as_ref())?;
+        let ips = match &start.settings.rails {
+            _ if is_store_local => vec![sys::own_loopback(ip)],
+            Some(rails) => address::rails(rails)?.into_iter().map(|chosen| chosen.ip).collect(),
+            None => vec![ip],
+        };
+        let ports = start.settings.ports.as_ref();
+        let tcp = ips.into_iter().map(|ip| listen(ip, ports)).collect::<Result<Vec<_>>>()?;
         let name = listener::random_name();
         let local = match LocalListener::bind(&name) {
             Ok(listener) => Some((name, listener)),
@@ -43,8 +49,7 @@ impl Endpoint {
         };
         let (mailbox, board) = (Arc::new(Mailbox::default()), Arc::new(StatusBoard::default()));
         let dispatcher = Dispatcher { rank: start.rank, world: start.world_size, mailbox: mailbox.clone(), board: board.clone() };
-        let listener =
-            Listener::open(Some(tcp), local, identity.clone(), dispatcher).map_err(Error::os("opening the listener"))?;
+        let listener = Listener::open(tcp, local, identity.clone(), dispatcher).map_err(Error::os("opening the listener"))?;
         Ok(Endpoint { listener, mailbox, board })
     }
 
@@ -69,6 +74,7 @@ impl Endpoint {
             machine: machine.map_or_else(String::new, |identity| format!("{identity} {declared}")),
             address,
             local_name,
+            more_rails: self.listener.addresses()[1..].to_vec(),
             encrypts: start.settings.tls.is_some(),
             topology: topology::position(start.settings, &process_env).map_or_else(String::new, |position| position.path),
         })

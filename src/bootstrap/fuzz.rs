@@ -99,7 +99,7 @@ fn check_mailbox(mailbox: &Mailbox, admitted: usize) {
     assert!(mailbox.waiting() <= admitted, "more connections wait than were admitted");
     for (comm_id, from) in (0..COMM_IDS).flat_map(|comm_id| (0..WORLD).map(move |from| (comm_id, from))) {
         let before = mailbox.waiting();
-        if let Some(streams) = mailbox.link_streams(comm_id, from) {
+        if let Some(streams) = mailbox.link_streams(comm_id, from, None) {
             assert!(
                 !streams.is_empty() && mailbox.waiting() + streams.len() <= before,
                 "a link has connections that did not come"

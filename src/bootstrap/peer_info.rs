@@ -9,6 +9,9 @@ use crate::sys::Process;
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
 
+/// The most rails of a rank.
+pub(crate) const MOST_RAILS: usize = 8;
+
 /// The address and identity of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PeerInfo {
@@ -28,6 +31,8 @@ pub(crate) struct PeerInfo {
     /// The addresses of its listener in the network and on its host.
     pub(crate) address: SocketAddr,
     pub(crate) local_name: String,
+    /// The addresses of its listener on the other interfaces that links may use.
+    pub(crate) more_rails: Vec<SocketAddr>,
     /// The rank accepts only encrypted links.
     pub(crate) encrypts: bool,
     /// The path of its host in the network. Empty if unknown.
@@ -39,8 +44,10 @@ impl PeerInfo {
         let mut writer = Writer::default();
         writer.number(self.version.into()).number(self.rank as u64).number(self.world_size as u64).number(self.instance);
         writer.text(&self.host).number(self.pid.into()).number(self.created).number(self.pid_namespace);
-        writer.text(&self.machine).text(&self.address.ip().to_string()).number(self.address.port().into()).text(&self.local_name);
-        writer.number(self.encrypts.into()).text(&self.topology);
+        writer.text(&self.machine);
+        write_address(&mut writer, &self.address);
+        writer.text(&self.local_name).number(self.encrypts.into()).text(&self.topology);
+        writer.list(&self.more_rails, write_address);
         writer.0
     }
 
@@ -50,6 +57,7 @@ impl PeerInfo {
 
     fn read(reader: &mut Reader<'_>) -> Option<PeerInfo> {
         let version = reader.number()?.try_into().ok()?;
+        let is_ours = version == self::version();
         Some(PeerInfo {
             version,
             rank: reader.size()?,
@@ -60,17 +68,24 @@ impl PeerInfo {
             created: reader.number()?,
             pid_namespace: reader.number()?,
             machine: reader.text()?,
-            address: SocketAddr::new(reader.text()?.parse::<IpAddr>().ok()?, reader.number()?.try_into().ok()?),
+            address: read_address(reader)?,
             local_name: reader.text()?,
             encrypts: reader.number()? != 0,
-            // Older versions have none. They are refused for their version.
-            topology: match reader.text() {
-                Some(path) if path.is_empty() => path,
-                Some(path) => topology_path(&path)?,
-                None if version != self::version() => String::new(),
-                None => return None,
+            // Other versions may have neither. They are refused for their version.
+            topology: match is_ours {
+                true => Some(reader.text()?).filter(|path| path.is_empty() || topology_path(path).is_some())?,
+                false => String::new(),
+            },
+            more_rails: match is_ours {
+                true => reader.list(read_address).filter(|rails| rails.len() < MOST_RAILS)?,
+                false => Vec::new(),
             },
         })
+    }
+
+    /// Returns the addresses of its listener in the network: one for each rail.
+    pub(crate) fn rails(&self) -> impl Iterator<Item = SocketAddr> {
+        std::iter::once(self.address).chain(self.more_rails.iter().copied())
     }
 
     /// Returns the process, for messages.
@@ -117,6 +132,14 @@ impl PeerInfo {
     }
 }
 
+fn write_address(writer: &mut Writer, address: &SocketAddr) {
+    writer.text(&address.ip().to_string()).number(address.port().into());
+}
+
+fn read_address(reader: &mut Reader<'_>) -> Option<SocketAddr> {
+    Some(SocketAddr::new(reader.text()?.parse::<IpAddr>().ok()?, reader.number()?.try_into().ok()?))
+}
+
 /// Returns the protocol version that a [`PeerInfo`] carries.
 pub(crate) fn version() -> u32 {
     VERSION.into()
@@ -137,6 +160,7 @@ pub(crate) fn sample(rank: Rank) -> PeerInfo {
         machine: "here".to_owned(),
         address: "[fd00::2]:4000".parse().expect("an address"),
         local_name: "kolo-x".to_owned(),
+        more_rails: vec!["[fd00:1::2]:4001".parse().expect("an address")],
         encrypts: true,
         topology: "pod1/rack7".to_owned(),
     }
@@ -158,10 +182,11 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_info_without_a_path_is_of_an_older_version() {
+    fn a_peer_info_without_path_and_rails_is_of_another_version() {
         for version in [version(), version() - 1] {
-            let mut bytes = PeerInfo { version, topology: String::new(), ..sample(1) }.encode();
-            bytes.truncate(bytes.len() - size_of::<u64>());
+            let mut bytes = PeerInfo { version, topology: String::new(), more_rails: Vec::new(), ..sample(1) }.encode();
+            // The lengths of both.
+            bytes.truncate(bytes.len() - 2 * size_of::<u64>());
             let expected = (version != self::version()).then(String::new);
             assert_eq!(PeerInfo::decode(&bytes).map(|peer| peer.topology), expected);
         }

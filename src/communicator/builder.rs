@@ -72,6 +72,7 @@ pub struct Builder {
     host: Option<String>,
     topology: Option<String>,
     interface: Option<String>,
+    rails: Option<String>,
     ports: Option<RangeInclusive<u16>>,
     insecure: Option<bool>,
     join: Option<bool>,
@@ -94,6 +95,7 @@ impl fmt::Debug for Builder {
             host,
             topology,
             interface,
+            rails,
             ports,
             insecure,
             join,
@@ -130,6 +132,7 @@ impl fmt::Debug for Builder {
             .field("host", host)
             .field("topology", topology)
             .field("interface", interface)
+            .field("rails", rails)
             .field("ports", ports)
             .field("insecure", insecure)
             .field("join", join)
@@ -335,6 +338,13 @@ impl Builder {
         self
     }
 
+    /// Sets the network interfaces over which the links to other hosts are striped, in the syntax of
+    /// `KOLO_RAILS`, which is that of [`Builder::interface`]: `"eth0,eth1"`.
+    pub fn rails(mut self, filter: impl Into<String>) -> Self {
+        self.rails = Some(filter.into());
+        self
+    }
+
     /// Sets the ports at which this process listens, for firewalls: to the other ranks, and with the
     /// store if rank 0 picks its port. All ranks have the same range. It needs one port for every rank of
     /// a host, and one more for the store.
@@ -500,6 +510,7 @@ impl Builder {
             settings.topology = Some(path.ok_or_else(|| Error::setting("topology", given, config::TOPOLOGY))?);
         }
         settings.interface = self.interface.clone().or(settings.interface);
+        settings.rails = self.rails.clone().or(settings.rails);
         if let Some(ports) = self.ports.clone() {
             let text = config::ports_text(&ports);
             settings.ports = Some(config::checked_ports(ports).ok_or_else(|| Error::setting("ports", text, config::PORTS))?);

@@ -50,6 +50,27 @@ pub(crate) fn listen_within(ip: IpAddr, ports: &RangeInclusive<u16>) -> io::Resu
     Err(io::Error::new(io::ErrorKind::AddrInUse, "all ports of the range are taken"))
 }
 
+/// Begins to connect from an address of this machine, so that the packets leave through its network
+/// interface. The socket does not block.
+pub(crate) fn connect_from(from: IpAddr, to: SocketAddr) -> io::Result<std::net::TcpStream> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(to), socket2::Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&SocketAddr::new(from, 0).into())?;
+    match socket.connect(&to.into()) {
+        Err(error) if !is_underway(&error) => Err(error),
+        _ => Ok(socket.into()),
+    }
+}
+
+/// Returns whether a call that would have waited goes on without the caller.
+fn is_underway(error: &io::Error) -> bool {
+    #[cfg(unix)]
+    let is_begun = error.raw_os_error() == Some(libc::EINPROGRESS);
+    #[cfg(not(unix))]
+    let is_begun = false;
+    is_begun || error.kind() == io::ErrorKind::WouldBlock
+}
+
 /// Returns whether the system asks its user about each program that listens to other machines.
 pub(crate) fn asks_about_listeners() -> bool {
     cfg!(windows)

@@ -3,6 +3,8 @@
 #[cfg(all(target_os = "linux", not(miri)))]
 use std::os::fd::AsRawFd;
 
+use std::time::Duration;
+
 use mio::net::TcpStream;
 
 /// A TCP connection, to ask the system about it. It does not keep the connection open.
@@ -22,6 +24,12 @@ pub(crate) struct SocketInfo {
     /// The shortest round trip so far, in microseconds, on which a busy machine has little effect;
     /// `None` if none has been measured.
     pub(crate) least_round_trip: Option<u64>,
+    /// How often the system has sent something again since the peer's system last answered.
+    pub(crate) unanswered: u32,
+    /// How long ago the peer's system last answered.
+    pub(crate) quiet: Duration,
+    /// Whether the connection is over in both directions.
+    pub(crate) is_over: bool,
 }
 
 impl SocketWatch {
@@ -46,6 +54,9 @@ impl SocketWatch {
             const ROUND_TRIP: usize = 2 + 15;
             const RETRANSMITS: usize = 2 + 23;
             const LEAST_ROUND_TRIP: usize = 2 + 35;
+            const LAST_ANSWER: usize = 2 + 12;
+            /// The state of a connection that is over.
+            const CLOSED: u8 = 7;
             let mut words = [0u32; LEAST_ROUND_TRIP + 1];
             let mut len = size_of_val(&words) as libc::socklen_t;
             // SAFETY: the system writes at most `len` bytes to `words`, whose bits may have any
@@ -56,11 +67,29 @@ impl SocketWatch {
             // The kernel has the last word since 4.6, and fills it with ones until it has measured.
             let is_said = |word: usize| result == 0 && len as usize > word * size_of::<u32>();
             let least = Some(words[LEAST_ROUND_TRIP]).filter(|&least| is_said(LEAST_ROUND_TRIP) && least != u32::MAX);
+            let [state, _, again, probes] = words[0].to_ne_bytes();
             is_said(RETRANSMITS).then(|| SocketInfo {
                 retransmits: words[RETRANSMITS].into(),
                 round_trip: words[ROUND_TRIP].into(),
                 least_round_trip: least.map(u64::from),
+                unanswered: u32::from(again) + u32::from(probes),
+                quiet: Duration::from_millis(words[LAST_ANSWER].into()),
+                is_over: state == CLOSED,
             })
+        }
+        #[cfg(any(not(target_os = "linux"), miri))]
+        None
+    }
+
+    /// Returns how many bytes at the end of what was written the peer's system has not
+    /// acknowledged, also after the connection has failed; `None` if the system does not say.
+    pub(crate) fn unacknowledged(&self) -> Option<usize> {
+        #[cfg(all(target_os = "linux", not(miri)))]
+        {
+            let mut count: libc::c_int = 0;
+            // SAFETY: the system writes one number to `count`, or fails.
+            let result = unsafe { libc::ioctl(self.descriptor, libc::TIOCOUTQ, &raw mut count) };
+            (result == 0).then_some(usize::try_from(count).ok()?)
         }
         #[cfg(any(not(target_os = "linux"), miri))]
         None
@@ -82,6 +111,32 @@ mod tests {
         assert!(info.round_trip > 0 && info.round_trip < 60_000_000, "{info:?}");
         // The kernel's smoothed figure begins with the first round trip.
         assert!(info.least_round_trip.is_none_or(|least| least > 0 && least <= info.round_trip), "{info:?}");
+    }
+
+    #[test]
+    fn the_system_knows_what_the_peer_has_not_acknowledged() {
+        use std::io::Write;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut stream = TcpStream::from_std(stream);
+        let watch = SocketWatch::new(&stream);
+        assert_eq!(watch.unacknowledged(), Some(0));
+        let (peer, _) = listener.accept().unwrap();
+        socket2::SockRef::from(&stream).set_nonblocking(true).unwrap();
+        let (mut written, block) = (0, vec![0; 1 << 20]);
+        while let Ok(count) = stream.write(&block) {
+            written += count;
+        }
+        let held = watch.unacknowledged().unwrap();
+        assert!((1..=written).contains(&held), "{held} of {written}");
+        // What the peer's system has not acknowledged when it resets the connection is lost.
+        drop(peer);
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        while !watch.read().unwrap().is_over {
+            assert!(std::time::Instant::now() < deadline, "the connection lives");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!((1..=written).contains(&watch.unacknowledged().unwrap()));
     }
 
     #[test]

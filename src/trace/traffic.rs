@@ -13,6 +13,8 @@ use crate::types::Rank;
 pub(crate) struct Traffic {
     sent: AtomicU64,
     received: AtomicU64,
+    /// How often a rail failed.
+    lost_rails: AtomicU64,
     /// The sockets of the link, as long as it is open. Held only while a link opens or closes, and
     /// while the system is asked about a socket.
     sockets: Mutex<Vec<SocketWatch>>,
@@ -35,6 +37,11 @@ impl Traffic {
     #[inline(always)]
     pub(crate) fn received(&self, count: usize) {
         self.received.store(self.received.load(Ordering::Relaxed).wrapping_add(count as u64), Ordering::Relaxed);
+    }
+
+    /// Counts a rail of the link that failed.
+    pub(crate) fn lost_rail(&self) {
+        self.lost_rails.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Forgets the sockets, which the link is about to close.
@@ -61,6 +68,8 @@ pub(crate) struct LinkTotal {
     pub(crate) kind: &'static str,
     pub(crate) sent: u64,
     pub(crate) received: u64,
+    /// How often a rail of the links failed.
+    pub(crate) lost_rails: u64,
     /// `None` where the link has no TCP connection, or the system does not say.
     pub(crate) connections: Option<Connections>,
 }
@@ -74,11 +83,12 @@ impl LinkTable {
     /// peer.
     pub(crate) fn opened(&self, peer: Rank, kind: &'static str, traffic: Arc<Traffic>) {
         let mut links = self.0.lock();
-        let mut past = LinkTotal { peer, kind, sent: 0, received: 0, connections: None };
+        let mut past = LinkTotal { peer, kind, sent: 0, received: 0, lost_rails: 0, connections: None };
         if let Some(at) = links.iter().position(|(link, _)| link.peer == peer) {
             let (before, counted) = links.swap_remove(at);
             past.sent = before.sent + counted.sent.load(Ordering::Relaxed);
             past.received = before.received + counted.received.load(Ordering::Relaxed);
+            past.lost_rails = before.lost_rails + counted.lost_rails.load(Ordering::Relaxed);
         }
         links.push((past, traffic));
     }
@@ -95,7 +105,8 @@ impl LinkTable {
                 round_trip: infos.iter().map(|info| info.round_trip).max().unwrap_or_default(),
             });
             let (sent, received) = (traffic.sent.load(Ordering::Relaxed), traffic.received.load(Ordering::Relaxed));
-            LinkTotal { sent: past.sent + sent, received: past.received + received, connections, ..past }
+            let lost_rails = past.lost_rails + traffic.lost_rails.load(Ordering::Relaxed);
+            LinkTotal { sent: past.sent + sent, received: past.received + received, lost_rails, connections, ..past }
         };
         links.into_iter().map(total).collect()
     }
@@ -113,11 +124,14 @@ mod tests {
         links.opened(1, "shm", Arc::default());
         first.sent(10);
         first.received(4);
+        first.lost_rail();
         let second = Arc::new(Traffic::default());
         links.opened(3, "tcp", second.clone());
         second.sent(5);
-        let link = |peer, kind, sent, received| LinkTotal { peer, kind, sent, received, connections: None };
-        assert_eq!(links.read(9), [link(1, "shm", 0, 0), link(3, "tcp", 15, 4)]);
-        assert_eq!(links.read(1), [link(1, "shm", 0, 0)]);
+        second.lost_rail();
+        let link =
+            |peer, kind, sent, received, lost_rails| LinkTotal { peer, kind, sent, received, lost_rails, connections: None };
+        assert_eq!(links.read(9), [link(1, "shm", 0, 0, 0), link(3, "tcp", 15, 4, 2)]);
+        assert_eq!(links.read(1), [link(1, "shm", 0, 0, 0)]);
     }
 }

@@ -9,17 +9,22 @@
 //! | `mesh` | the links of one rank, and where it sleeps on them |
 //! | [`tcp`], `stripe`, [`tls`] | a link over one TCP connection, over several, and over an encrypted one |
 //! | [`way`] | what the way between two ranks asks of TCP connections |
+//! | [`rail_link`], `rail` | a link over several network interfaces, and one connection of it |
+//! | `stripes` | how links over several connections cut their streams |
 //! | `receive_buffer` | where arrived bytes wait, in links over sockets |
 //! | [`shm`], [`memory`], `ring_link`, `ring` | links in shared memory between processes and between threads, and their rings |
 
 mod link;
 pub(crate) mod memory;
 mod mesh;
+mod rail;
+pub(crate) mod rail_link;
 mod receive_buffer;
 mod ring;
 mod ring_link;
 pub(crate) mod shm;
 mod stripe;
+mod stripes;
 pub(crate) mod tcp;
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::memory::{Hub, MemoryOpener};
+#[cfg(all(target_os = "linux", not(miri)))]
+use super::rail_link::RailLink;
 use super::{ALIGN, Link, Mesh, tcp};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
@@ -17,6 +19,11 @@ fn memory_pair() -> [Box<dyn Link>; 2] {
 }
 
 fn tcp_pair(lanes: usize) -> [Box<dyn Link>; 2] {
+    connections(lanes).map(tcp::link)
+}
+
+/// Returns both ends of some connections.
+fn connections(lanes: usize) -> [Vec<mio::net::TcpStream>; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let pairs = (0..lanes).map(|_| {
         let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -29,7 +36,7 @@ fn tcp_pair(lanes: usize) -> [Box<dyn Link>; 2] {
         })
     });
     let (connected, accepted) = pairs.map(|[connected, accepted]| (connected, accepted)).unzip();
-    [tcp::link(connected), tcp::link(accepted)]
+    [connected, accepted]
 }
 
 #[cfg(all(any(target_os = "linux", target_os = "macos"), not(miri)))]
@@ -312,4 +319,117 @@ fn a_link_of_which_one_connection_is_cut_is_broken() {
         std::thread::sleep(Duration::from_millis(10));
     };
     assert!(matches!(cause, Cause::Broken(_)), "{cause:?}");
+}
+
+/// Both ends of a link over rails, and for each rail what cuts it at either end.
+#[cfg(all(target_os = "linux", not(miri)))]
+fn rail_pair(rails: usize) -> ([RailLink; 2], Vec<[TcpStream; 2]>) {
+    use std::os::fd::AsFd;
+    let ends = connections(rails);
+    let handle = |stream: &mio::net::TcpStream| TcpStream::from(stream.as_fd().try_clone_to_owned().unwrap());
+    let cuts = std::iter::zip(&ends[0], &ends[1]).map(|(a, b)| [handle(a), handle(b)]).collect();
+    let [a, b] = ends;
+    ([RailLink::new(a, 1), RailLink::new(b, 0)], cuts)
+}
+
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn rail_links() {
+    for rails in [1, 2, 3] {
+        both_ways(rail_pair(rails).0.map(|link| Box::new(link) as Box<dyn Link>));
+        let (links, cuts) = rail_pair(rails);
+        // The handles would keep the connections open.
+        drop(cuts);
+        ends(links.map(|link| Box::new(link) as Box<dyn Link>));
+    }
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig { cases: 24, ..Default::default() })]
+
+    /// Whichever rails are cut, at whichever end and moment, the streams arrive as long as one is left.
+    #[test]
+    fn streams_survive_cut_rails(
+        rails in 2usize..5,
+        seed: u64,
+        cuts in proptest::collection::vec((0usize..4, 0usize..2, 0u64..60), 1..4),
+    ) {
+        let (links, handles) = rail_pair(rails);
+        let [a, b] = links.map(|link| Box::new(link) as Box<dyn Link>);
+        let (there, back) = (mix(seed, 1), mix(seed, 2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| converse(a, there, back, 100));
+            scope.spawn(|| converse(b, back, there, 100));
+            let mut cut = std::collections::BTreeSet::new();
+            for (rail, end, after) in cuts {
+                let rail = rail % rails;
+                if cut.len() + 1 < rails || cut.contains(&rail) {
+                    cut.insert(rail);
+                    std::thread::sleep(Duration::from_millis(after));
+                    // It may be cut at the other end already.
+                    let _ = handles[rail][end].shutdown(std::net::Shutdown::Both);
+                }
+            }
+        });
+    }
+}
+
+/// Sends until the rails hold all they can; returns how much that is. The bytes are those of `byte`.
+#[cfg(all(target_os = "linux", not(miri)))]
+fn fill(link: &mut RailLink, sent: u64) -> u64 {
+    let mut total = 0;
+    loop {
+        let block: Vec<u8> = (0..1u64 << 20).map(|i| byte(9, sent + total + i)).collect();
+        // SAFETY: the block is borrowed for the call.
+        let count = unsafe { link.send(&[RawSlice::of(&block)]) }.unwrap();
+        if count == 0 {
+            return total;
+        }
+        total += count as u64;
+    }
+}
+
+/// The sender is not in the library when a rail fails.
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn what_a_cut_rail_held_arrives_without_another_call_of_the_sender() {
+    let ([mut a, mut b], cuts) = rail_pair(2);
+    let total = fill(&mut a, 0);
+    cuts[1][0].shutdown(std::net::Shutdown::Both).unwrap();
+    // The peer's system acknowledges no more bytes of this connection.
+    cuts[1][1].shutdown(std::net::Shutdown::Both).unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    let (mut got, mut arrived) = (vec![0u8; 1 << 20], 0);
+    while arrived < total {
+        let most = got.len().min((total - arrived) as usize);
+        // SAFETY: `got` is borrowed for the call.
+        let count = unsafe { b.receive(RawSliceMut::of(&mut got[..most])) }.unwrap();
+        assert!(got[..count].iter().zip(arrived..).all(|(&got, at)| got == byte(9, at)));
+        arrived += count as u64;
+        assert!(std::time::Instant::now() < deadline, "{arrived} of {total} bytes arrived");
+        if count == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    // The receiver may notice later than its last byte.
+    while (a.lost(), b.lost()) != (1, 1) {
+        assert!(std::time::Instant::now() < deadline, "lost {} and {}", a.lost(), b.lost());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn a_link_without_rails_is_broken() {
+    let ([mut a, mut b], cuts) = rail_pair(2);
+    for cut in &cuts {
+        cut.iter().for_each(|end| end.shutdown(std::net::Shutdown::Both).unwrap());
+    }
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    let mut bytes = [0u8; 64];
+    // SAFETY: the bytes are borrowed for the calls.
+    while unsafe { a.send(&[RawSlice::of(&bytes)]) }.is_ok() || unsafe { b.receive(RawSliceMut::of(&mut bytes)) }.is_ok() {
+        assert!(std::time::Instant::now() < deadline, "the link lives");
+    }
 }

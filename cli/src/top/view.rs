@@ -124,6 +124,7 @@ pub(super) struct Link {
     received: u64,
     pub(super) sent_per_s: Option<f64>,
     pub(super) received_per_s: Option<f64>,
+    lost_rails: u64,
     pub(super) retransmits: Option<u64>,
     pub(super) round_trip_s: Option<f64>,
 }
@@ -324,6 +325,7 @@ fn links(known: &Known) -> Vec<Link> {
                 received: link.received,
                 sent_per_s: rates.map(|(sent, _)| sent),
                 received_per_s: rates.map(|(_, received)| received),
+                lost_rails: link.lost_rails,
                 retransmits: link.tcp.map(|(retransmits, _)| retransmits),
                 round_trip_s: link.tcp.map(|(_, round_trip)| round_trip.as_secs_f64()),
             });

@@ -145,7 +145,9 @@ impl<'a> Newcomer<'a> {
     fn take_place(&mut self, announced: &[u8]) -> Result<Option<Place>, Problem> {
         let Some(identity) = self.learn(announced) else { return Ok(None) };
         let settings = &self.job.settings;
-        let ip = address::choose(self.place.as_ref(), settings.interface.as_deref(), self.deadline).map_err(Problem::Final)?.ip;
+        let ip = address::choose(self.place.as_ref(), settings.interface.as_deref(), settings.rails.as_deref(), self.deadline)
+            .map_err(Problem::Final)?
+            .ip;
         let store = self.store.clone();
         let signed = SignedStore::new(&*store, &identity);
         let patience = self.deadline.saturating_duration_since(Instant::now()).max(POLL_INTERVAL);

@@ -74,7 +74,7 @@ impl<F: FnMut(Hello, Stream) + Send + 'static> Handler for F {
 
 /// Accepts connections on its own thread until it is dropped.
 pub(crate) struct Listener {
-    address: Option<SocketAddr>,
+    addresses: Vec<SocketAddr>,
     name: Option<String>,
     stop: Arc<AtomicBool>,
     shortage: Arc<Mutex<Option<Shortage>>>,
@@ -91,20 +91,23 @@ struct Shortage {
 }
 
 impl Listener {
-    /// Accepts connections on `tcp` and on a name that only this host can reach, where they are
+    /// Accepts connections on the listeners of `tcp` and on a name that only this host can reach, where they are
     /// given. Passes the peers that share `identity` to `handler`.
     pub(crate) fn open(
-        tcp: Option<StdListener>,
+        tcp: impl IntoIterator<Item = StdListener>,
         local: Option<(String, LocalListener)>,
         identity: Identity,
         handler: impl Handler,
     ) -> io::Result<Listener> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
-        let address = tcp.as_ref().map(StdListener::local_addr).transpose()?;
-        let mut tcp = tcp.map(|listener| listener.set_nonblocking(true).map(|()| TcpListener::from_std(listener))).transpose()?;
-        if let Some(listener) = &mut tcp {
-            poll.registry().register(listener, TCP, Interest::READABLE)?;
+        let (mut addresses, mut network) = (Vec::new(), Vec::new());
+        for listener in tcp {
+            addresses.push(listener.local_addr()?);
+            listener.set_nonblocking(true)?;
+            let mut listener = TcpListener::from_std(listener);
+            poll.registry().register(&mut listener, TCP, Interest::READABLE)?;
+            network.push(listener);
         }
         let (name, mut local) = local.unzip();
         if let Some(listener) = &mut local {
@@ -115,7 +118,7 @@ impl Listener {
         let shortage = Arc::new(Mutex::new(None));
         let mut server = Server {
             poll,
-            tcp,
+            network,
             local,
             identity,
             connections: HashMap::new(),
@@ -133,12 +136,17 @@ impl Listener {
             }
         })?;
         let owner = std::process::id();
-        Ok(Listener { address, name, stop, shortage, waker, thread: Some(thread), owner })
+        Ok(Listener { addresses, name, stop, shortage, waker, thread: Some(thread), owner })
     }
 
-    /// Returns the listener's address in the network.
+    /// Returns the listener's first address in the network.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
-        self.address
+        self.addresses.first().copied()
+    }
+
+    /// Returns all of its addresses in the network.
+    pub(crate) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
     }
 
     /// Returns the listener's name on this host.
@@ -182,7 +190,7 @@ pub(crate) fn random_name() -> String {
 /// The state of the listener's thread.
 struct Server<H> {
     poll: Poll,
-    tcp: Option<TcpListener>,
+    network: Vec<TcpListener>,
     local: Option<LocalListener>,
     identity: Identity,
     /// The connections that are shaking hands, by token.
@@ -387,15 +395,16 @@ impl<H: Handler> Server<H> {
     /// none.
     fn accept(&mut self) -> Option<io::Result<Stream>> {
         self.is_locals_turn = !self.is_locals_turn;
-        let tcp = || self.tcp.as_ref().map(|listener| listener.accept().map(|(stream, _)| Stream::Tcp(stream)));
-        let local = || self.local.as_ref().map(|listener| listener.accept().map(Stream::Local));
         let is_ready = |result: &io::Result<Stream>| match result {
             Ok(_) => true,
             Err(error) => error.kind() != io::ErrorKind::WouldBlock,
         };
+        let accepted = |listener: &TcpListener| listener.accept().map(|(stream, _)| Stream::Tcp(stream));
+        let tcp = || self.network.iter().map(accepted).find(is_ready);
+        let local = || self.local.as_ref().map(|listener| listener.accept().map(Stream::Local));
         match self.is_locals_turn {
-            true => local().filter(is_ready).or_else(|| tcp().filter(is_ready)),
-            false => tcp().filter(is_ready).or_else(|| local().filter(is_ready)),
+            true => local().filter(is_ready).or_else(tcp),
+            false => tcp().or_else(|| local().filter(is_ready)),
         }
     }
 

@@ -4,7 +4,7 @@
 //! The system connects, then the two ends shake hands. An attempt that ends early is repeated.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
@@ -15,6 +15,7 @@ use super::handshake::{Hello, Initiator, LONGEST, Step};
 use super::stream::Stream;
 use crate::bootstrap::identity::{Identity, Medium};
 use crate::config::CongestionControl;
+use crate::sys;
 use crate::transport::way;
 
 /// How long the system may take to connect before the attempt is repeated, at first and at most.
@@ -30,6 +31,11 @@ const MOST_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
     Network(SocketAddr),
+    /// In the network, reached from one of this machine's addresses.
+    Rail {
+        from: IpAddr,
+        to: SocketAddr,
+    },
     /// A name that only processes of its host can reach.
     Local(String),
 }
@@ -38,6 +44,7 @@ impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Target::Network(address) => write!(f, "{address}"),
+            Target::Rail { from, to } => write!(f, "{to} (from {from})"),
             Target::Local(name) => write!(f, "@{name}"),
         }
     }
@@ -169,6 +176,10 @@ impl Connecting {
     ) -> Result<Connecting, DialError> {
         let (mut stream, medium) = match target {
             Target::Network(address) => (Stream::Tcp(TcpStream::connect(*address).map_err(DialError::Connect)?), Medium::Network),
+            Target::Rail { from, to } => {
+                let stream = sys::connect_from(*from, *to).map_err(DialError::Connect)?;
+                (Stream::Tcp(TcpStream::from_std(stream)), Medium::Network)
+            }
             // If the listener's queue is full, this fails at once.
             Target::Local(name) => (Stream::Local(connect_local(name, identity, Instant::now())?), Medium::Local),
         };

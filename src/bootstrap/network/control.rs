@@ -2,6 +2,7 @@
 //! their listeners.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,7 @@ impl NetworkControl {
     /// Sends a query through the host if the peer seems to be on it, otherwise through the network.
     fn send(&self, to: Rank, query: &[u8], deadline: Instant) -> Result<Vec<u8>, DialError> {
         let Network { peers, identity, rank, .. } = &*self.network;
-        let PeerInfo { address, local_name, machine, .. } = &peers[to];
+        let PeerInfo { local_name, machine, .. } = &peers[to];
         let hello = self.network.hello(Purpose::Query, self.comm_id, to);
         if !machine.is_empty() && *machine == peers[*rank].machine {
             match listener::query_local(local_name, identity, &hello, query, deadline) {
@@ -41,7 +42,17 @@ impl NetworkControl {
                 result => return result,
             }
         }
-        listener::query(*address, identity, &hello, query, deadline)
+        let rails: Vec<SocketAddr> = peers[to].rails().collect();
+        let (last, others) = rails.split_last().expect("a rank has an address");
+        for (at, address) in others.iter().enumerate() {
+            let share = deadline.saturating_duration_since(Instant::now()) / (rails.len() - at) as u32;
+            match listener::query(*address, identity, &hello, query, Instant::now() + share) {
+                // The rail may have failed.
+                Err(DialError::Connect(error)) if error.kind() != io::ErrorKind::ConnectionRefused => {}
+                result => return result,
+            }
+        }
+        listener::query(*last, identity, &hello, query, deadline)
     }
 }
 

@@ -33,7 +33,8 @@ pub(crate) struct Mailbox {
     pub(super) lent: LentRegions,
 }
 
-type Arrival = (Hello, Stream);
+/// A connection, and when it came.
+type Arrival = (Hello, Stream, Instant);
 
 fn is_local(stream: &Stream) -> bool {
     matches!(stream, Stream::Local(_))
@@ -51,9 +52,9 @@ impl Mailbox {
             return;
         }
         // A rank that connects once more has lost its earlier connection.
-        let is_same = |(other, before): &Arrival| *other == hello && is_local(before) == is_local(&stream);
+        let is_same = |(other, before, _): &Arrival| *other == hello && is_local(before) == is_local(&stream);
         waiting.retain(|arrival| !is_same(arrival));
-        waiting.push((hello, stream));
+        waiting.push((hello, stream, Instant::now()));
         drop(arrived);
         self.changed.notify_all();
         if let Some(Err(error)) = self.wakers.lock().get(&hello.comm_id).map(|waker| waker.wake()) {
@@ -70,7 +71,7 @@ impl Mailbox {
         deadline: Instant,
         absence: impl Fn() -> Option<NoLink>,
     ) -> Result<Stream, NoLink> {
-        let is_it = |(hello, _): &Arrival| matches!(hello.purpose, Purpose::HostGroup | Purpose::NoHostGroup);
+        let is_it = |(hello, ..): &Arrival| matches!(hello.purpose, Purpose::HostGroup | Purpose::NoHostGroup);
         let mut arrived = self.arrived.lock();
         loop {
             if let Some(waiting) = arrived.get_mut(&(comm_id, from as u32))
@@ -89,31 +90,44 @@ impl Mailbox {
         }
     }
 
-    /// Takes all connections of one link, once all have come.
-    pub(crate) fn link_streams(&self, comm_id: u64, from: Rank) -> Option<Vec<Stream>> {
+    /// Takes all connections of one link, once all have come; with `patience`, those that have come so
+    /// long after the first one.
+    pub(crate) fn link_streams(&self, comm_id: u64, from: Rank, patience: Option<Duration>) -> Option<Vec<Stream>> {
         let mut arrived = self.arrived.lock();
         let waiting = arrived.get_mut(&(comm_id, from as u32))?;
-        let (first, medium) =
-            waiting.iter().find_map(|(hello, stream)| (hello.purpose == Purpose::Link).then_some((*hello, is_local(stream))))?;
+        let (first, medium) = waiting
+            .iter()
+            .find_map(|(hello, stream, _)| (hello.purpose == Purpose::Link).then_some((*hello, is_local(stream))))?;
         // A peer may give up a connection inside the host for others through the network, which
         // belong to another link.
-        let of_link = |(hello, stream): &Arrival| {
+        let of_link = |(hello, stream, _): &Arrival| {
             hello.purpose == Purpose::Link && hello.lanes == first.lanes && is_local(stream) == medium
         };
-        if waiting.iter().filter(|entry| of_link(entry)).count() < first.lanes.into() {
+        let have_had_time = || {
+            let since = waiting.iter().filter(|entry| of_link(entry)).map(|(.., at)| *at).min();
+            since.zip(patience).is_some_and(|(since, patience)| !medium && since.elapsed() >= patience)
+        };
+        if waiting.iter().filter(|entry| of_link(entry)).count() < first.lanes.into() && !have_had_time() {
             return None;
         }
         let (mut link, rest): (Vec<_>, Vec<_>) = waiting.drain(..).partition(of_link);
         *waiting = rest;
-        link.sort_by_key(|(hello, _)| hello.lane);
-        Some(link.into_iter().map(|(_, stream)| stream).collect())
+        link.sort_by_key(|(hello, ..)| hello.lane);
+        Some(link.into_iter().map(|(_, stream, _)| stream).collect())
+    }
+
+    /// Returns whether connections of a link have come, and others have not.
+    pub(super) fn has_some_of_link(&self, comm_id: u64, from: Rank) -> bool {
+        let arrived = self.arrived.lock();
+        let is_link = |(hello, ..): &Arrival| hello.purpose == Purpose::Link;
+        arrived.get(&(comm_id, from as u32)).is_some_and(|waiting| waiting.iter().any(is_link))
     }
 
     /// Returns the ranks of the job that have connected for a link which this rank has not asked
     /// for.
     pub(crate) fn peers_with_links(&self, comm_id: u64) -> Vec<Rank> {
         let arrived = self.arrived.lock();
-        let is_link = |arrivals: &[Arrival]| arrivals.iter().any(|(hello, _)| hello.purpose == Purpose::Link);
+        let is_link = |arrivals: &[Arrival]| arrivals.iter().any(|(hello, ..)| hello.purpose == Purpose::Link);
         let peers = arrived.iter().filter(|((of, _), arrivals)| *of == comm_id && is_link(arrivals));
         peers.map(|(&(_, from), _)| from as Rank).collect()
     }

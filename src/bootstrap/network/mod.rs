@@ -6,6 +6,7 @@
 //! | `process` | the [`Network`] of a process: its peers, and connecting to them |
 //! | `mailbox` | keeps the connections that came in until they are asked for |
 //! | `opener` | opens the links of a communicator |
+//! | `rails` | opens the connections of a link over several network interfaces |
 //! | `control` | sends queries to peers beside the operations |
 //! | `lent`, `lender` | the regions of memory that other ranks may map; how they are fetched |
 
@@ -15,6 +16,7 @@ mod lent;
 mod mailbox;
 mod opener;
 mod process;
+mod rails;
 
 pub(super) use control::NetworkControl;
 pub(super) use lender::NetworkLender;

@@ -7,7 +7,9 @@ use std::time::Duration;
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token, Waker};
 
+use super::mailbox::CHECK_INTERVAL;
 use super::process::{Network, cannot_connect};
+use super::rails::{self, PATIENCE_OF_ACCEPTOR, RailOpening};
 use crate::bootstrap::listener::handshake::{Hello, Purpose};
 use crate::bootstrap::listener::{Connector, DialError, Stream};
 use crate::error::Cause;
@@ -34,11 +36,12 @@ pub(crate) struct NetworkOpener {
     offering: HashMap<Rank, LocalStream>,
 }
 
-/// A link that this rank is opening: the connections that it has through the network, and the next
-/// one.
-struct Opening {
-    lanes: Vec<TcpStream>,
-    connector: Connector,
+/// A link that this rank is opening.
+enum Opening {
+    /// The connections that it has through the network, and the next one.
+    InTurn { lanes: Vec<TcpStream>, connector: Box<Connector> },
+    /// All connections at once.
+    Rails(RailOpening),
 }
 
 /// The connections of a link that a peer opens.
@@ -84,19 +87,44 @@ impl NetworkOpener {
         }
     }
 
+    /// Begins to open a link through the network, or continues with the connection after `opened`.
+    fn continue_in_network(&self, peer: Rank, opened: Vec<TcpStream>, lanes: Option<u8>) -> Opening {
+        let to = self.members[peer];
+        if !self.network.has_rails(to) {
+            let connector = Box::new(self.connector(peer, &opened, lanes));
+            return Opening::InTurn { lanes: opened, connector };
+        }
+        let targets = rails::targets(&self.network, to);
+        let hello = Hello { lanes: targets.len() as u8, ..self.network.hello(Purpose::Link, self.comm_id, to) };
+        let connectors = targets.into_iter().enumerate();
+        let connectors = connectors.map(|(lane, target)| Connector::new(target, Hello { lane: lane as u8, ..hello }));
+        Opening::Rails(RailOpening::new(peer, connectors))
+    }
+
     /// Continues to open a link to a higher rank.
     fn connect(&mut self, peer: Rank, registry: &Registry, token: Token) -> Result<Option<Box<dyn Link>>, NoLink> {
-        let mut opening = self.opening.remove(&peer).unwrap_or_else(|| {
-            let is_local = self.hosts[peer] == self.hosts[self.rank];
-            let through_network = || self.connector(peer, &[], self.network.links.lanes());
-            let connector = if is_local { self.local_connector(peer) } else { through_network() };
-            Opening { lanes: Vec::new(), connector }
-        });
+        let mut opening = match self.opening.remove(&peer) {
+            Some(opening) => opening,
+            None if self.hosts[peer] == self.hosts[self.rank] => {
+                Opening::InTurn { lanes: Vec::new(), connector: Box::new(self.local_connector(peer)) }
+            }
+            None => self.continue_in_network(peer, Vec::new(), self.network.links.lanes()),
+        };
         loop {
-            let mut lanes = self.network.links.lanes();
-            match opening.connector.advance(&self.network.identity, registry, token) {
+            let mut count = self.network.links.lanes();
+            let (mut lanes, mut connector) = match opening {
+                Opening::InTurn { lanes, connector } => (lanes, connector),
+                Opening::Rails(mut rails) => match rails.advance(&self.network.identity, registry, token)? {
+                    Some(lanes) => return self.link(lanes, End::Initiator, peer).map(Some),
+                    None => {
+                        self.opening.insert(peer, Opening::Rails(rails));
+                        return Ok(None);
+                    }
+                },
+            };
+            match connector.advance(&self.network.identity, registry, token) {
                 Ok(None) => {
-                    self.opening.insert(peer, opening);
+                    self.opening.insert(peer, Opening::InTurn { lanes, connector });
                     return Ok(None);
                 }
                 Ok(Some(Stream::Local(stream))) => match shm::offer(stream, self.readable_process(peer)) {
@@ -108,28 +136,39 @@ impl NetworkOpener {
                     }
                 },
                 Ok(Some(Stream::Tcp(stream))) => {
-                    opening.lanes.push(stream);
-                    lanes = Some(opening.connector.lanes());
-                    if opening.lanes.len() == usize::from(opening.connector.lanes()) {
-                        return Ok(Some(self.network.links.link(opening.lanes, End::Initiator, [self.rank, peer])?));
+                    lanes.push(stream);
+                    count = Some(connector.lanes());
+                    if lanes.len() == usize::from(connector.lanes()) {
+                        return self.link(lanes, End::Initiator, peer).map(Some);
                     }
                 }
                 Err(DialError::Connect(error) | DialError::Io(error)) if sys::is_resource_shortage(&error) => {
                     return Err(NoLink::Own(error));
                 }
-                Err(error) if opening.connector.is_local() => {
-                    let cause = cannot_connect(opening.connector.target(), &error);
+                Err(error) if connector.is_local() => {
+                    let cause = cannot_connect(connector.target(), &error);
                     tracing::warn!(%cause, peer, "cannot connect to a rank of this host inside the host; the link uses TCP");
                 }
-                Err(error) => return Err(cannot_connect(opening.connector.target(), &error).into()),
+                Err(error) => return Err(cannot_connect(connector.target(), &error).into()),
             }
-            opening.connector = self.connector(peer, &opening.lanes, lanes);
+            opening = self.continue_in_network(peer, lanes, count);
         }
+    }
+
+    /// Makes a link of its connections through the network.
+    fn link(&self, lanes: Vec<TcpStream>, end: End, peer: Rank) -> Result<Box<dyn Link>, NoLink> {
+        let between = match end {
+            End::Initiator => [self.rank, peer],
+            End::Acceptor => [peer, self.rank],
+        };
+        Ok(self.network.links.link(lanes, self.network.has_rails(self.members[peer]), end, between)?)
     }
 
     /// Takes the connections of a link that a peer opens, once all have come.
     fn arrived_link(&self, peer: Rank) -> Option<Arrived> {
-        let streams = self.network.mailbox.link_streams(self.comm_id, self.members[peer])?;
+        let from = self.members[peer];
+        let patience = self.network.has_rails(from).then_some(PATIENCE_OF_ACCEPTOR);
+        let streams = self.network.mailbox.link_streams(self.comm_id, from, patience)?;
         let mut lanes = Vec::with_capacity(streams.len());
         for stream in streams {
             match stream {
@@ -148,7 +187,7 @@ impl NetworkOpener {
                 None => match self.arrived_link(peer) {
                     None => return Ok(None),
                     Some(Arrived::Lanes(lanes)) => {
-                        return Ok(Some(self.network.links.link(lanes, End::Acceptor, [peer, self.rank])?));
+                        return self.link(lanes, End::Acceptor, peer).map(Some);
                     }
                     Some(Arrived::Local(mut stream)) => {
                         registry.register(&mut stream, token, Interest::READABLE).map_err(NoLink::Own)?;
@@ -179,7 +218,16 @@ impl Opener for NetworkOpener {
     }
 
     fn left(&self, peer: Rank) -> Option<Duration> {
-        self.opening.get(&peer)?.connector.left()
+        match self.opening.get(&peer) {
+            Some(Opening::InTurn { connector, .. }) => connector.left(),
+            Some(Opening::Rails(rails)) => rails.left(),
+            // Nothing wakes a rank when the last connections of a link have had their time.
+            None => {
+                let from = self.members[peer];
+                let waits = self.network.has_rails(from) && self.network.mailbox.has_some_of_link(self.comm_id, from);
+                waits.then_some(CHECK_INTERVAL)
+            }
+        }
     }
 
     fn is_alive(&self, peer: Rank) -> Option<bool> {

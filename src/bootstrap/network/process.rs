@@ -19,6 +19,7 @@ use crate::config::{CongestionControl, Settings};
 use crate::error::{Cause, Result};
 use crate::failure::StatusBoard;
 use crate::sys::{self, LocalStream, Process};
+use crate::transport::rail_link::RailLink;
 use crate::transport::tls::{End, Tls};
 use crate::transport::{Link, NoLink, tcp, way};
 use crate::types::Rank;
@@ -63,10 +64,21 @@ impl LinkSettings {
         }
     }
 
-    /// Makes a link between two ranks of a communicator of its connections.
-    pub(super) fn link(&self, mut lanes: Vec<TcpStream>, end: End, between: [Rank; 2]) -> Result<Box<dyn Link>, Cause> {
+    /// Makes a link between two ranks of a communicator of its connections, which may be over
+    /// several rails.
+    pub(super) fn link(
+        &self,
+        mut lanes: Vec<TcpStream>,
+        has_rails: bool,
+        end: End,
+        between: [Rank; 2],
+    ) -> Result<Box<dyn Link>, Cause> {
         lanes.iter().for_each(|lane| way::control_congestion(lane, &self.congestion_control));
         match &self.tls {
+            None if has_rails => {
+                let peer = if matches!(end, End::Initiator) { between[1] } else { between[0] };
+                Ok(Box::new(RailLink::new(lanes, peer)))
+            }
             Some(tls) if lanes.len() == 1 => tls.link(lanes.remove(0), end, between),
             Some(_) => Err(Cause::Corrupt("an encrypted link of several connections")),
             None => Ok(tcp::link(lanes)),
@@ -108,6 +120,12 @@ impl Network {
 
     pub(super) fn hello(&self, purpose: Purpose, comm_id: u64, to: Rank) -> Hello {
         Hello::new(purpose, comm_id, self.rank, to)
+    }
+
+    /// Returns whether links to a rank use several rails: both ranks have some. Both find the same.
+    pub(super) fn has_rails(&self, to: Rank) -> bool {
+        let count = |rank: Rank| self.peers[rank].rails().count();
+        self.links.tls.is_none() && count(self.rank).min(count(to)) > 1
     }
 
     /// Returns where a rank listens: inside the host, or in the network.

@@ -98,9 +98,9 @@ fn summary(total: OpTotal, timeline: &Timeline) -> OpSummary {
 }
 
 fn link(total: LinkTotal) -> Link {
-    let LinkTotal { peer, kind, sent, received, connections } = total;
+    let LinkTotal { peer, kind, sent, received, lost_rails, connections } = total;
     let tcp = connections.map(|of| (of.retransmits, Duration::from_micros(of.round_trip)));
-    Link { peer, kind: kind.to_owned(), sent, received, tcp }
+    Link { peer, kind: kind.to_owned(), sent, received, lost_rails, tcp }
 }
 
 fn shortened(message: &str) -> String {

@@ -87,6 +87,7 @@ fn links(text: &mut Exposition, communicators: &[Communicator]) {
     for (name, kind, help) in [
         ("kolo_link_sent_bytes_total", "counter", "Bytes that were sent to a peer, a rank of the job."),
         ("kolo_link_received_bytes_total", "counter", "Bytes that arrived from a peer, a rank of the job."),
+        ("kolo_link_lost_rails_total", "counter", "Rails of links to a peer that failed."),
         ("kolo_link_retransmits_total", "counter", "TCP segments to a peer that were sent again, since the link was opened."),
         ("kolo_link_round_trip_seconds", "gauge", "The smoothed round trip of TCP to a peer."),
     ] {
@@ -97,6 +98,7 @@ fn links(text: &mut Exposition, communicators: &[Communicator]) {
                 let value = match name {
                     "kolo_link_sent_bytes_total" => Some(link.sent as f64),
                     "kolo_link_received_bytes_total" => Some(link.received as f64),
+                    "kolo_link_lost_rails_total" => Some(link.lost_rails as f64),
                     "kolo_link_retransmits_total" => link.tcp.map(|(retransmits, _)| retransmits as f64),
                     _ => link.tcp.map(|(_, round_trip)| round_trip.as_secs_f64()),
                 };
@@ -179,6 +181,7 @@ mod tests {
             "kolo_communicator_failed{rank=\"2\",comm=\"0\"} 1",
             "kolo_link_sent_bytes_total{rank=\"2\",comm=\"0\",peer=\"0\",kind=\"shm\"} 1",
             "kolo_link_received_bytes_total{rank=\"2\",comm=\"0\",peer=\"4\",kind=\"tcp\"} 4",
+            "kolo_link_lost_rails_total{rank=\"2\",comm=\"0\",peer=\"4\",kind=\"tcp\"} 1",
             "kolo_link_retransmits_total{rank=\"2\",comm=\"0\",peer=\"4\",kind=\"tcp\"} 5",
             "kolo_link_round_trip_seconds{rank=\"2\",comm=\"0\",peer=\"4\",kind=\"tcp\"} 0.00006",
         ] {

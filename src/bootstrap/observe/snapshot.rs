@@ -115,6 +115,8 @@ pub struct Link {
     pub sent: u64,
     /// Bytes that arrived.
     pub received: u64,
+    /// How often a rail of the link failed.
+    pub lost_rails: u64,
     /// The TCP segments that were sent again, and the round trip; `None` where there is no TCP or
     /// the system does not say.
     pub tcp: Option<(u64, Duration)>,
@@ -202,8 +204,8 @@ impl Communicator {
             write_time(writer.number(*op as u64).number(*begun).number(*bytes), *time);
             writer.number(*failed);
         });
-        writer.list(&self.links, |writer, Link { peer, kind, sent, received, tcp }| {
-            writer.number(*peer as u64).text(kind).number(*sent).number(*received);
+        writer.list(&self.links, |writer, Link { peer, kind, sent, received, lost_rails, tcp }| {
+            writer.number(*peer as u64).text(kind).number(*sent).number(*received).number(*lost_rails);
             writer.list(tcp.as_slice(), |writer, &(retransmits, round_trip)| {
                 write_time(writer.number(retransmits), round_trip);
             });
@@ -253,8 +255,9 @@ impl Communicator {
             })?,
             links: reader.list(|reader| {
                 let (peer, kind, sent, received) = (reader.size()?, reader.text()?, reader.number()?, reader.number()?);
+                let lost_rails = reader.number()?;
                 let tcp = reader.list(|reader| Some((reader.number()?, read_time(reader)?)))?.pop();
-                Some(Link { peer, kind, sent, received, tcp })
+                Some(Link { peer, kind, sent, received, lost_rails, tcp })
             })?,
             failure: reader
                 .list(|reader| Some(Failure { message: reader.text()?, rank: reader.list(Reader::size)?.pop() }))?
@@ -291,8 +294,15 @@ pub(super) fn sample() -> Snapshot {
         waits: vec![Wait { peer: 2, age: Duration::from_secs(1), op: Some(Op::AllReduce), seq: 9 }],
         totals: vec![OpSummary { op: Op::AllReduce, begun: 9, bytes: 144, time: Duration::from_micros(30), failed: 1 }],
         links: vec![
-            Link { peer: 0, kind: "shm".to_owned(), sent: 1, received: 2, tcp: None },
-            Link { peer: 2, kind: "tcp".to_owned(), sent: 3, received: 4, tcp: Some((5, Duration::from_micros(60))) },
+            Link { peer: 0, kind: "shm".to_owned(), sent: 1, received: 2, lost_rails: 0, tcp: None },
+            Link {
+                peer: 2,
+                kind: "tcp".to_owned(),
+                sent: 3,
+                received: 4,
+                lost_rails: 1,
+                tcp: Some((5, Duration::from_micros(60))),
+            },
         ],
         failure: Some(Failure { message: "rank 2 \"died\"\n".to_owned(), rank: Some(2) }),
     };

@@ -82,6 +82,7 @@ class Config(ctypes.Structure):
         ("congestion_control", c_char_p),
         ("join", c_int32),
         ("topology", c_char_p),
+        ("rails", c_char_p),
     ]
 
 

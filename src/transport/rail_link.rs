@@ -1,0 +1,403 @@
+//! A link over several rails: TCP connections between different network interfaces of two hosts.
+//!
+//! The stream is cut into [stripes](super::stripes), and each stripe goes to the rail that delivers it
+//! first, by the speeds that the link measures. The link keeps a copy of each stripe until the peer's
+//! system has acknowledged it. If a rail fails, the others carry what it has not delivered. The peer
+//! may then get some bytes twice, and drops them.
+//!
+//! The sender may have left the library when a rail fails. So a thread of the process, the keeper,
+//! looks after all such links. It also finds the rails on which the peer's system no longer answers.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use mio::net::TcpStream;
+use mio::{Interest, Registry, Token};
+use parking_lot::Mutex;
+
+use super::Link;
+use super::rail::{Loss, Rail, Stripe, is_doubtful, is_silent, soonest};
+use super::stripes::{Goal, Joiner, STRIPE, append};
+use crate::buffer::{RawSlice, RawSliceMut};
+use crate::error::Cause;
+use crate::sys::{self, SocketWatch};
+use crate::trace::Traffic;
+use crate::types::Rank;
+
+/// How often the keeper looks after the links.
+const ROUND: Duration = Duration::from_millis(100);
+
+/// How long a rail has to be lost before the log says so: a peer that ends closes all of them.
+const REPORT: Duration = Duration::from_secs(1);
+
+/// How long a link that is dropped waits until other rails have taken what a lost one had.
+const PARTING: Duration = Duration::from_millis(500);
+
+/// How long later bytes wait for earlier ones before the link takes them out of the way: another rail
+/// may have failed, and what it had may come behind them.
+const STALL: Duration = Duration::from_millis(100);
+
+/// The most buffers of stripes that are kept for the next ones.
+const POOL: usize = 64;
+
+pub(crate) struct RailLink(Arc<Mutex<Rails>>);
+
+struct Rails {
+    peer: Rank,
+    rails: Vec<Rail>,
+    /// Whether what a rail has not delivered can be sent again.
+    can_repeat: bool,
+    /// Stream position of the first byte that has not been taken from the caller.
+    taken: u64,
+    /// Stream position up to which stripes have been given to rails.
+    assigned: u64,
+    /// Stripes of lost rails, for the others.
+    again: VecDeque<Stripe>,
+    /// Memory for stripes.
+    pool: Vec<Vec<u8>>,
+    joiner: Joiner,
+    /// Since when later bytes have waited for earlier ones.
+    stalled: Option<Instant>,
+    traffic: Arc<Traffic>,
+}
+
+impl RailLink {
+    /// Makes a link to a peer over connections, each over a rail.
+    pub(crate) fn new(streams: Vec<TcpStream>, peer: Rank) -> RailLink {
+        let traffic = Traffic::of_sockets(streams.iter().map(SocketWatch::new).collect());
+        let rails: Vec<Rail> = streams.into_iter().map(Rail::new).collect();
+        let can_repeat = rails.iter().all(Rail::knows_deliveries);
+        let (again, pool, joiner) = (VecDeque::new(), Vec::new(), Joiner::new(true));
+        let rails = Rails { peer, rails, can_repeat, taken: 0, assigned: 0, again, pool, joiner, stalled: None, traffic };
+        let link = RailLink(Arc::new(Mutex::new(rails)));
+        if can_repeat {
+            keep(Arc::downgrade(&link.0));
+        }
+        link
+    }
+
+    #[cfg(test)]
+    pub(super) fn lost(&self) -> usize {
+        self.0.lock().rails.iter().filter(|rail| rail.is_lost()).count()
+    }
+}
+
+impl Rails {
+    /// Sends stripes: those of lost rails first, then bytes of `parts`, which are the stream's from
+    /// `taken` to `offered`.
+    ///
+    /// # Safety
+    ///
+    /// The parts are readable until this returns.
+    unsafe fn pump(&mut self, parts: &[RawSlice], offered: u64) -> Result<(), Cause> {
+        let now = Instant::now();
+        for at in 0..self.rails.len() {
+            if !self.rails[at].is_lost() {
+                self.rails[at].refresh(now, &mut self.pool);
+                self.flush(at)?;
+            }
+        }
+        self.pool.truncate(POOL);
+        while !self.again.is_empty() || self.assigned < offered {
+            let loads = self.rails.iter().enumerate().filter(|(_, rail)| !rail.is_lost()).map(|(at, rail)| (at, rail.load()));
+            let len = (offered - self.assigned.min(offered)).clamp(1, STRIPE) as usize;
+            let Some(at) = soonest(loads, len) else { return Err(self.cause()) };
+            if !self.rails[at].has_room() {
+                break;
+            }
+            let stripe = match self.again.pop_front() {
+                Some(stripe) => stripe,
+                None => {
+                    let (start, end) = (self.assigned, offered.min(self.assigned + STRIPE));
+                    let mut stripe = Stripe::new(start, end, self.pool.pop().unwrap_or_default());
+                    // SAFETY: the caller vouches for the parts.
+                    unsafe { append(&mut stripe.bytes, parts, self.taken, start, end) };
+                    self.assigned = end;
+                    stripe
+                }
+            };
+            self.rails[at].give(stripe);
+            self.flush(at)?;
+        }
+        Ok(())
+    }
+
+    /// Sends what a rail takes. Fails if no other rail is left for what it does not deliver.
+    fn flush(&mut self, at: usize) -> Result<(), Cause> {
+        match self.rails[at].flush() {
+            Ok(()) => Ok(()),
+            Err(cause) => self.lose(at, Loss::Failed(cause)),
+        }
+    }
+
+    /// Drops a rail. Fails if none is left.
+    fn lose(&mut self, at: usize, loss: Loss) -> Result<(), Cause> {
+        if !self.can_repeat
+            && let Loss::Failed(cause) = &loss
+        {
+            return Err(cause.clone());
+        }
+        if self.rails[at].is_lost() && loss == Loss::Silent {
+            return Ok(());
+        }
+        let undelivered = self.rails[at].lose(loss, Instant::now(), &mut self.pool);
+        self.again.extend(undelivered);
+        self.again.make_contiguous().sort_by_key(|stripe| stripe.start);
+        if self.rails.iter().all(Rail::is_lost) { Err(self.cause()) } else { Ok(()) }
+    }
+
+    /// Returns why there is no rail.
+    fn cause(&self) -> Cause {
+        let causes = self.rails.iter().filter_map(|rail| match &rail.loss {
+            Some(Loss::Failed(cause)) => Some(cause.clone()),
+            _ => None,
+        });
+        causes.last().unwrap_or(Cause::Broken(io::ErrorKind::TimedOut))
+    }
+
+    /// Reads from all rails what the goal wants.
+    ///
+    /// # Safety
+    ///
+    /// The memory of the goal is writable until this returns, and no other thread accesses it.
+    unsafe fn collect(&mut self, goal: Goal) -> Result<(), Cause> {
+        let before = self.joiner.complete();
+        // What a lost rail had may come behind later stripes.
+        let sets_aside = self.rails.iter().any(|rail| rail.is_lost() || rail.has_ended)
+            || self.stalled.is_some_and(|since| since.elapsed() >= STALL);
+        // SAFETY: the caller vouches for the memory.
+        let mut has_moved = unsafe { self.joiner.take_aside(goal) };
+        let mut is_ahead = false;
+        for at in 0..self.rails.len() {
+            let rail = &mut self.rails[at];
+            if rail.has_ended {
+                continue;
+            }
+            // Also from a rail that is lost for sending: what it has delivered lies in its socket.
+            // SAFETY: the caller vouches for the memory.
+            match unsafe { self.joiner.read(&rail.stream, &mut rail.incoming, goal, sets_aside, &self.traffic) } {
+                Ok(delivery) => {
+                    has_moved |= delivery.has_moved;
+                    is_ahead |= delivery.is_ahead;
+                    rail.has_ended = delivery.has_ended;
+                }
+                Err(cause @ Cause::Corrupt(_)) => return Err(cause),
+                Err(cause) if !self.can_repeat => return Err(cause),
+                Err(_) => rail.has_ended = true,
+            }
+            let rail = &self.rails[at];
+            if rail.has_ended && !rail.is_lost() && rail.info().is_some_and(|info| info.is_over) {
+                // What the peer sends comes over the other rails, unless this was the last one.
+                let _ = self.lose(at, Loss::Failed(Cause::Closed));
+            }
+        }
+        // SAFETY: as above.
+        has_moved |= unsafe { self.joiner.take_aside(goal) };
+        let is_stalled = is_ahead && self.joiner.complete() == before;
+        self.stalled = is_stalled.then(|| self.stalled.unwrap_or_else(Instant::now));
+        if !has_moved && self.joiner.complete() == before && self.rails.iter().all(|rail| rail.has_ended || rail.is_lost()) {
+            return Err(if self.rails.iter().any(|rail| rail.has_ended) { Cause::Closed } else { self.cause() });
+        }
+        if !self.again.is_empty() {
+            // SAFETY: no bytes are offered.
+            unsafe { self.pump(&[], self.assigned)? };
+        }
+        Ok(())
+    }
+
+    /// Looks for rails that have failed without a call, and lets the others carry what these have not
+    /// delivered.
+    fn keep(&mut self) {
+        let now = Instant::now();
+        for rail in self.rails.iter_mut().filter(|rail| !rail.is_lost()) {
+            rail.refresh(now, &mut self.pool);
+        }
+        let infos: Vec<_> = self.rails.iter().map(|rail| rail.info().filter(|_| !rail.is_lost())).collect();
+        let mut is_any_doubtful = false;
+        for at in 0..self.rails.len() {
+            let Some(info) = &infos[at] else { continue };
+            let others = infos.iter().enumerate().filter(|(other, _)| *other != at).filter_map(|(_, info)| *info);
+            // The next call fails if no rail is left.
+            if info.is_over {
+                let _ = self.lose(at, Loss::Failed(Cause::Closed));
+            } else if is_silent(info, others) {
+                let _ = self.lose(at, Loss::Silent);
+            }
+            is_any_doubtful |= is_doubtful(info);
+        }
+        for rail in self.rails.iter_mut().filter(|rail| is_any_doubtful && !rail.is_lost() && rail.is_idle()) {
+            // An empty stripe: the peer's system answers it.
+            rail.give(Stripe::new(self.assigned, self.assigned, Vec::new()));
+        }
+        // SAFETY: no bytes are offered.
+        let _ = unsafe { self.pump(&[], self.assigned) };
+        self.report(now);
+    }
+
+    /// Tells the user of rails that were lost, and takes back those that answer again.
+    fn report(&mut self, now: Instant) {
+        let peer = self.peer;
+        // A peer that leaves closes all of them.
+        if self.rails.iter().all(|rail| rail.is_lost() || rail.has_ended) {
+            return;
+        }
+        for rail in self.rails.iter_mut() {
+            let Some(loss) = &rail.loss else { continue };
+            if !rail.is_reported && now - rail.lost_at >= REPORT {
+                rail.is_reported = true;
+                self.traffic.lost_rail();
+                let (route, why) = (rail.route(), loss.to_string());
+                tracing::warn!(peer, route, why, "a rail to a rank failed; its link goes on over the other rails");
+            }
+            if rail.answers_again() {
+                tracing::info!(peer, route = rail.route(), "a rail to a rank works again");
+                rail.loss = None;
+            }
+        }
+    }
+
+    /// Waits until rails have taken what a lost one had: what a link has taken reaches the peer even if
+    /// the process ends next.
+    fn part(&mut self) {
+        let until = Instant::now() + PARTING;
+        let is_damaged = self.rails.iter().any(Rail::is_lost) && self.assigned == self.taken;
+        while is_damaged && self.is_behind() && Instant::now() < until {
+            // SAFETY: no bytes are offered.
+            if unsafe { self.pump(&[], self.assigned) }.is_err() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Whether bytes that the caller gave wait for a rail.
+    fn is_behind(&self) -> bool {
+        !self.again.is_empty() || self.rails.iter().any(|rail| !rail.is_lost() && !rail.has_room())
+    }
+}
+
+impl std::fmt::Display for Loss {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Loss::Failed(cause) => write!(f, "{cause}"),
+            Loss::Silent => f.write_str("the peer's system answers on other rails, and not on this one"),
+        }
+    }
+}
+
+impl Link for RailLink {
+    unsafe fn send(&mut self, parts: &[RawSlice]) -> Result<usize, Cause> {
+        let mut rails = self.0.lock();
+        let offered = rails.taken + parts.iter().map(|part| part.len as u64).sum::<u64>();
+        // SAFETY: the caller vouches for the parts.
+        unsafe { rails.pump(parts, offered)? };
+        let waiting = rails.rails.iter().filter(|rail| !rail.is_lost()).filter_map(Rail::pending);
+        let pending = waiting.chain(rails.again.front().map(|stripe| stripe.start)).min();
+        let taken = pending.unwrap_or(rails.assigned).clamp(rails.taken, offered);
+        let count = (taken - rails.taken) as usize;
+        rails.taken = taken;
+        rails.traffic.sent(count);
+        Ok(count)
+    }
+
+    fn has_begun(&self) -> bool {
+        let rails = self.0.lock();
+        rails.assigned > rails.taken
+    }
+
+    fn peek(&mut self, want: usize) -> Result<RawSlice, Cause> {
+        let mut rails = self.0.lock();
+        if let Some(goal) = rails.joiner.goal_to_show(want) {
+            // SAFETY: the memory is the link's own.
+            unsafe { rails.collect(goal)? };
+            rails.joiner.show(goal);
+        }
+        // The keeper leaves the joiner and its buffer alone.
+        Ok(rails.joiner.arrived.front(want))
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.0.lock().joiner.arrived.consume(count);
+    }
+
+    unsafe fn receive(&mut self, into: RawSliceMut) -> Result<usize, Cause> {
+        let mut rails = self.0.lock();
+        let buffered = rails.joiner.arrived.take(into);
+        if buffered > 0 {
+            return Ok(buffered);
+        }
+        match rails.joiner.goal_in_memory(into) {
+            Some(goal) => {
+                // SAFETY: the caller vouches for the memory.
+                unsafe { rails.collect(goal)? };
+                Ok(rails.joiner.bypass(goal))
+            }
+            None => {
+                drop(rails);
+                self.peek(into.len)?;
+                Ok(self.0.lock().joiner.arrived.take(into))
+            }
+        }
+    }
+
+    fn traffic(&self) -> Option<(&'static str, Arc<Traffic>)> {
+        Some(("tcp", self.0.lock().traffic.clone()))
+    }
+
+    fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        let mut rails = self.0.lock();
+        let both = Interest::READABLE | Interest::WRITABLE;
+        rails.rails.iter_mut().try_for_each(|rail| registry.register(&mut rail.stream, token, both))
+    }
+}
+
+impl Drop for RailLink {
+    fn drop(&mut self) {
+        // A forked child may find the lock held for ever.
+        let Some(mut rails) = self.0.try_lock_for(PARTING) else { return };
+        rails.part();
+        rails.traffic.close();
+    }
+}
+
+/// The links that the keeper looks after, and whether its thread runs.
+static KEPT: Mutex<Kept> = Mutex::new(Kept { links: Vec::new(), runs_after: None });
+
+struct Kept {
+    links: Vec<Weak<Mutex<Rails>>>,
+    /// How often the process that started the thread had been forked: a child has no such thread.
+    runs_after: Option<u32>,
+}
+
+/// Has the keeper look after a link.
+fn keep(link: Weak<Mutex<Rails>>) {
+    let mut kept = KEPT.lock();
+    kept.links.push(link);
+    if kept.runs_after == Some(sys::forks()) {
+        return;
+    }
+    match std::thread::Builder::new().name("kolo-rails".to_owned()).spawn(look_after_links) {
+        Ok(_) => kept.runs_after = Some(sys::forks()),
+        Err(error) => tracing::warn!(%error, "cannot start a thread for rails; one that fails silently is not noticed"),
+    }
+}
+
+fn look_after_links() {
+    loop {
+        std::thread::sleep(ROUND);
+        let links = {
+            let mut kept = KEPT.lock();
+            kept.links.retain(|link| link.strong_count() > 0);
+            if kept.links.is_empty() {
+                kept.runs_after = None;
+                return;
+            }
+            kept.links.clone()
+        };
+        for link in links.iter().filter_map(Weak::upgrade) {
+            link.lock().keep();
+        }
+    }
+}
