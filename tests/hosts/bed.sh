@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes several hosts of one machine: network namespaces, joined by a bridge. Both ends of each host's
-# cable are limited to RATE. Needs root and iproute2.
+# Makes several hosts of one machine: network namespaces, joined by a bridge, or by one for each rail.
+# Both ends of each host's cables are limited to RATE. Needs root and iproute2.
 #
 #     tests/hosts/bed.sh up 4                   # hosts 0 to 3, with the addresses 10.213.79.1 to .4
 #     tests/hosts/bed.sh on 2 COMMAND...        # runs a command on host 2
@@ -14,7 +14,9 @@
 #
 # Variables:
 #   BED     the name of the bed, so that several can exist; default: kolo-bed
-#   RATE    of each host's link, as tc writes it; default: 1gbit; `none` does not limit it
+#   RATE    of each host's link, as tc writes it; default: 1gbit; `none` does not limit it. One for
+#           each rail may be given, as in 1gbit,100mbit
+#   RAILS   interfaces of each host, in networks of their own: eth0, eth1, ...; default: 1
 #   RACKS   deals the hosts to this many racks in turns. Each rack has a bridge, and an uplink to the bridge
 #           that joins the racks. `start` tells the ranks their rack, unless TOPOLOGY is none; default: 1
 #   UPLINK  rate of both ends of each uplink, as RATE; default: none
@@ -22,14 +24,16 @@
 #   DELAY   of each packet between two hosts, as in 5ms, which is a round trip of 10 ms; default: none
 #   LOSS    the part of the packets between hosts that is lost, as in 1%; default: none
 #   KEEP_WINDOWS  if set, connections keep their congestion windows while they are idle
-#   NETWORK the first three bytes of the addresses; default: 10.213.79
+#   NETWORK the first three bytes of the addresses; default: 10.213.79. The third byte grows by one
+#           with each rail
 #   IPV6    if set, the hosts have no IPv4 address, and fd00:213:79::1 to ::4 instead
 #
 # With DELAY or LOSS, a program (`wire.rs`, for which rustc is needed) carries the packets in place of
 # the bridge and the cables. It limits what a host receives to RATE.
 set -euo pipefail
 
-bed=${BED:-kolo-bed} rate=${RATE:-1gbit} network=${NETWORK:-10.213.79} racks=${RACKS:-1}
+bed=${BED:-kolo-bed} rails=${RAILS:-1} racks=${RACKS:-1} network=${NETWORK:-10.213.79}
+IFS=, read -ra rates <<<"${RATE:-1gbit}"
 folder=$(cd "$(dirname "$0")" && pwd)
 
 die() {
@@ -46,9 +50,14 @@ hosts() {
     ip netns list | awk -v prefix="$bed-" 'index($1, prefix) == 1 && substr($1, length(prefix) + 1) ~ /^[0-9]+$/' | wc -l
 }
 
-# The address of a host.
+# The address of a host, on a rail.
 address() {
-    if [ -n "${IPV6:-}" ]; then echo "fd00:213:79::$(($1 + 1))"; else echo "$network.$(($1 + 1))"; fi
+    local rail=${2:-0}
+    if [ -n "${IPV6:-}" ]; then
+        echo "fd00:213:$((79 + rail))::$(($1 + 1))"
+    else
+        echo "${network%.*}.$((${network##*.} + rail)).$(($1 + 1))"
+    fi
 }
 
 on() {
@@ -64,19 +73,34 @@ shape() {
     tc -n "$1" qdisc add dev "$2" root tbf rate "$3" burst "${BURST:-128kb}" limit 1mb || die "this kernel cannot shape (tbf)"
 }
 
-# Makes the bridge of a namespace.
-bridge() {
-    ip -n "$1" link add bridge type bridge || die "a bridge cannot be made here"
-    ip -n "$1" link set bridge up
+# Makes the bridges of a namespace, one for each rail.
+bridges() {
+    local rail
+    for ((rail = 0; rail < rails; rail++)); do
+        ip -n "$1" link add "bridge$rail" type bridge || die "a bridge cannot be made here"
+        ip -n "$1" link set "bridge$rail" up
+    done
 }
 
-# The namespace with the bridge of a host.
-bridge_of() {
+# The namespace with the bridges of a host.
+bridges_of() {
     if [ "$racks" -gt 1 ]; then echo "$bed-rack$(($1 % racks))"; else echo "$bed-switch"; fi
 }
 
+# Joins a host to the bridge of a rail.
+cable() {
+    local port=port$1-$2 rate=${rates[$2]:-${rates[-1]}} at
+    at=$(bridges_of "$1")
+    ip link add "eth$2" netns "$bed-$1" type veth peer name "$port" netns "$at" || die "a veth cannot be made here"
+    ip -n "$bed-$1" addr add "$(address "$1" "$2")/$3" dev "eth$2" ${IPV6:+nodad}
+    ip -n "$bed-$1" link set "eth$2" up
+    ip -n "$at" link set "$port" master "bridge$2" up
+    shape "$bed-$1" "eth$2" "$rate"
+    shape "$at" "$port" "$rate"
+}
+
 up() {
-    local count=$1 i bits=24 at
+    local count=$1 i rail bits=24 at
     [ "$(id -u)" = 0 ] || die "network namespaces are made by root only: run it with sudo"
     for program in ip tc; do command -v "$program" >/dev/null || die "$program is missing: apt install iproute2"; done
     [ "$(hosts)" = 0 ] || die "the hosts exist already: $0 down"
@@ -85,18 +109,19 @@ up() {
     trap down EXIT
     ip netns add "$bed-switch" || die "network namespaces cannot be made here"
     if [ -n "${DELAY:-}${LOSS:-}" ]; then
-        [ "$racks" = 1 ] || die "RACKS goes with neither DELAY nor LOSS"
+        [ "$racks$rails" = 11 ] || die "DELAY and LOSS go with neither RACKS nor RAILS"
         wire "$count"
     else
-        bridge "$bed-switch"
+        bridges "$bed-switch"
     fi
+    [ "$racks" = 1 ] || [ "$rails" = 1 ] || die "RACKS does not go with RAILS"
     for ((i = 0; racks > 1 && i < racks; i++)); do
         at=$bed-rack$i
         ip netns add "$at"
-        bridge "$at"
+        bridges "$at"
         ip link add uplink netns "$at" type veth peer name "rack$i" netns "$bed-switch" || die "a veth cannot be made here"
-        ip -n "$at" link set uplink master bridge up
-        ip -n "$bed-switch" link set "rack$i" master bridge up
+        ip -n "$at" link set uplink master bridge0 up
+        ip -n "$bed-switch" link set "rack$i" master bridge0 up
         shape "$at" uplink "${UPLINK:-none}"
         shape "$bed-switch" "rack$i" "${UPLINK:-none}"
     done
@@ -104,17 +129,14 @@ up() {
         ip netns add "$bed-$i"
         ip -n "$bed-$i" link set lo up
         [ -z "${KEEP_WINDOWS:-}" ] || on "$i" sysctl -q net.ipv4.tcp_slow_start_after_idle=0
-        at=$(bridge_of "$i")
         if [ -n "${DELAY:-}${LOSS:-}" ]; then
             ip -n "$bed-switch" link set "host$i" netns "$bed-$i" name eth0 txqueuelen 10000
+            ip -n "$bed-$i" addr add "$(address "$i")/$bits" dev eth0 ${IPV6:+nodad}
+            ip -n "$bed-$i" link set eth0 up
+            shape "$bed-$i" eth0 "${rates[0]}"
         else
-            ip link add eth0 netns "$bed-$i" type veth peer name "port$i" netns "$at" || die "a veth cannot be made here"
-            ip -n "$at" link set "port$i" master bridge up
-            shape "$at" "port$i" "$rate"
+            for ((rail = 0; rail < rails; rail++)); do cable "$i" "$rail" "$bits"; done
         fi
-        ip -n "$bed-$i" addr add "$(address "$i")/$bits" dev eth0 ${IPV6:+nodad}
-        ip -n "$bed-$i" link set eth0 up
-        shape "$bed-$i" eth0 "$rate"
     done
     trap - EXIT
 }
@@ -125,7 +147,7 @@ wire() {
     command -v rustc >/dev/null || die "rustc is missing, which compiles the wire that delays and loses packets"
     program=$(mktemp -d)
     rustc -O --edition 2024 -o "$program/wire" "$folder/wire.rs"
-    ip netns exec "$bed-switch" "$program/wire" "$1" "${DELAY:-0ms}" "${LOSS:-0%}" "$rate" </dev/null >/dev/null 2>"$program/said" &
+    ip netns exec "$bed-switch" "$program/wire" "$1" "${DELAY:-0ms}" "${LOSS:-0%}" "${rates[0]}" </dev/null >/dev/null 2>"$program/said" &
     while ! ip -n "$bed-switch" link show "host$(($1 - 1))" >/dev/null 2>&1; do
         kill -0 $! 2>/dev/null || die "$(cat "$program/said")"
         sleep 0.05

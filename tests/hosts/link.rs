@@ -13,7 +13,7 @@ use kolo::{Communicator, Op, ReduceOp};
 const BLOCK: usize = 96 << 10;
 
 /// The collectives that move data.
-const OPS: [Op; 8] =
+pub(crate) const OPS: [Op; 8] =
     [Op::AllReduce, Op::Broadcast, Op::Reduce, Op::AllGather, Op::ReduceScatter, Op::AllToAll, Op::Gather, Op::Scatter];
 
 /// How many of them are counted.
@@ -86,10 +86,10 @@ impl Hosts {
     }
 }
 
-/// Bytes that this host has sent and received.
-fn counters() -> [u64; 2] {
+/// Bytes that this host has sent and received through an interface.
+pub(crate) fn counters(interface: &str) -> [u64; 2] {
     ["tx", "rx"].map(|way| {
-        let path = format!("/sys/class/net/eth0/statistics/{way}_bytes");
+        let path = format!("/sys/class/net/{interface}/statistics/{way}_bytes");
         std::fs::read_to_string(&path).unwrap().trim().parse().unwrap()
     })
 }
@@ -109,7 +109,7 @@ const COUNTS: usize = 8;
 
 /// Runs an operation once, and returns the bytes on the busiest link of a host, and on the busiest uplink.
 fn count(comm: &Communicator, op: Op, hosts: &Hosts) -> [u64; 2] {
-    let counters = || [counters(), hosts.counts.map_or([0; 2], uplink)];
+    let counters = || [counters("eth0"), hosts.counts.map_or([0; 2], uplink)];
     comm.barrier().unwrap();
     let before = counters();
     // All ranks have read the counters before the call.
@@ -207,7 +207,7 @@ fn elements(rank: usize, range: std::ops::Range<usize>) -> Vec<f32> {
 }
 
 /// Runs one collective and checks its result.
-fn run(comm: &Communicator, op: Op) {
+pub(crate) fn run(comm: &Communicator, op: Op) {
     let (rank, world) = (comm.rank(), comm.world_size());
     let all = world * BLOCK;
     let block = |of: usize| of * BLOCK..(of + 1) * BLOCK;

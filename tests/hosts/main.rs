@@ -7,6 +7,8 @@
 #[cfg(target_os = "linux")]
 mod link;
 #[cfg(target_os = "linux")]
+mod rails;
+#[cfg(target_os = "linux")]
 #[path = "../common/runner.rs"]
 mod runner;
 #[cfg(target_os = "linux")]
@@ -21,6 +23,7 @@ fn main() {
 fn main() -> std::process::ExitCode {
     match std::env::var("KOLO_TEST_WORKER") {
         Ok(worker) if worker == "far" => link::far_rank(),
+        Ok(role) if role == "rails" => rails::rank(),
         Ok(_) => link::rank(),
         Err(_) => runner::run(tests::TESTS, 1),
     }

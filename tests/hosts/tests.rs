@@ -17,13 +17,17 @@ pub(crate) const TESTS: &[Test] = &[
     ("four_hosts_in_two_racks", || racks("4", "1", &[("RACKS", "2")])),
     ("four_hosts_of_two_ranks_in_two_racks", || racks("4", "2", &[("RACKS", "2")])),
     ("six_hosts_in_three_racks", || racks("6", "1", &[("RACKS", "3")])),
+    ("the_second_rail_fails", || a_rail_fails("eth1")),
+    ("the_first_rail_fails", || a_rail_fails("eth0")),
+    ("a_rail_is_down_from_the_start", a_rail_is_down),
+    ("rails_share_by_speed", rails_share_by_speed),
 ];
 
 /// Hosts that exist until this is dropped.
 struct Bed {
     name: String,
     /// What the script and the ranks find in their environment.
-    variables: &'static [(&'static str, &'static str)],
+    variables: Vec<(&'static str, String)>,
 }
 
 /// A wire between the hosts that delays and loses packets.
@@ -31,7 +35,8 @@ const FAR: &[(&str, &str)] = &[("DELAY", "5ms"), ("LOSS", "1%"), ("KOLO_TEST_WOR
 const FAR_IPV6: &[(&str, &str)] = &[("DELAY", "5ms"), ("LOSS", "1%"), ("KOLO_TEST_WORKER", "far"), ("IPV6", "1")];
 
 impl Bed {
-    fn new(hosts: &str, variables: &'static [(&str, &str)]) -> Result<Bed, String> {
+    fn new(hosts: &str, variables: &[(&'static str, &str)]) -> Result<Bed, String> {
+        let variables = variables.iter().map(|&(name, value)| (name, value.to_owned())).collect();
         let bed = Bed { name: format!("kolo-hosts-{}", std::process::id()), variables };
         let up = bed.run(&["up", hosts]);
         if up.status.success() { Ok(bed) } else { Err(String::from_utf8_lossy(&up.stderr).trim().to_owned()) }
@@ -48,7 +53,7 @@ impl Bed {
         // The choices are those for a network of 1 Gb/s, however fast this machine is.
         command.env("KOLO_NETWORK_LATENCY", "50us").env("KOLO_NETWORK_BANDWIDTH", "0.125");
         command.env("KOLO_START_TIMEOUT", "5m");
-        command.envs(self.variables.iter().chain(variables).copied());
+        command.envs(self.variables.iter().map(|(name, value)| (*name, &**value)).chain(variables.iter().copied()));
         command.output().unwrap()
     }
 
@@ -60,6 +65,15 @@ impl Bed {
         assert!(output.status.success(), "{said}\n{why}");
         said.into_owned()
     }
+}
+
+/// Makes hosts with interfaces of these rates.
+fn with_rails(hosts: &str, rates: &[&str], role: &str) -> Result<Bed, String> {
+    let (count, rate) = (rates.len().to_string(), rates.join(","));
+    let rails = (0..rates.len()).map(|rail| format!("eth{rail}")).collect::<Vec<_>>().join(",");
+    let of_ranks = [("KOLO_TEST_WORKER", "rails"), ("KOLO_TEST_ROLE", role), ("KOLO_RAILS", &*rails)];
+    let of_bed = [("RAILS", &*count), ("RATE", &*rate), ("NETWORK", "10.213.180")];
+    Bed::new(hosts, &[&of_ranks[..], &of_bed].concat())
 }
 
 impl Drop for Bed {
@@ -139,4 +153,36 @@ fn long_way_over_ipv6() -> Outcome {
         }
         Err(why) => NotRun(why),
     }
+}
+
+/// An interface fails in the middle of an operation, which goes on over the other one.
+fn a_rail_fails(interface: &str) -> Outcome {
+    match with_rails("2", &["200mbit", "200mbit"], interface) {
+        Ok(bed) => Passed(format!("\n{}", bed.start("2", &[]).trim_end())),
+        Err(why) => NotRun(why),
+    }
+}
+
+/// A link opens without a rail that does not connect.
+fn a_rail_is_down() -> Outcome {
+    match with_rails("2", &["none", "none"], "down") {
+        Ok(bed) => {
+            bed.start("1", &[]);
+            Passed(String::new())
+        }
+        Err(why) => NotRun(why),
+    }
+}
+
+/// Two rails carry as much as both can. The figures are for people: a machine that is busy with other
+/// things has others.
+fn rails_share_by_speed() -> Outcome {
+    let mut said = String::new();
+    for rates in [&["200mbit"][..], &["200mbit", "200mbit"], &["200mbit", "20mbit"], &["20mbit", "200mbit"]] {
+        match with_rails("2", rates, "time") {
+            Ok(bed) => said += &format!("\n{}: {}", rates.join(" and "), bed.start("1", &[]).trim_end()),
+            Err(why) => return NotRun(why),
+        }
+    }
+    Passed(said)
 }
