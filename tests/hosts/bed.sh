@@ -20,6 +20,7 @@
 #   RACKS   deals the hosts to this many racks in turns. Each rack has a bridge, and an uplink to the bridge
 #           that joins the racks. `start` tells the ranks their rack, unless TOPOLOGY is none; default: 1
 #   UPLINK  rate of both ends of each uplink, as RATE; default: none
+#   TURNS   if set, `start` deals the ranks over the hosts in turns: rank 0 on host 0, rank 1 on host 1
 #   BURST   bytes that a link catches up after a pause; default: 128kb
 #   DELAY   of each packet between two hosts, as in 5ms, which is a round trip of 10 ms; default: none
 #   LOSS    the part of the packets between hosts that is lost, as in 1%; default: none
@@ -177,14 +178,17 @@ uplink() {
 }
 
 start() {
-    local each=$1 count host local_rank rank=0 world=0 secret job folder status=0 at_host topology=()
+    local each=$1 count host local_rank place places=() rank=0 secret job folder status=0 at_host topology=()
     shift
     count=$(hosts)
     [ "$count" -gt 0 ] || die "there are no hosts: $0 up 4"
     IFS=, read -ra each <<<"$each"
     for ((host = 0; host < count; host++)); do
-        world=$((world + ${each[host]:-${each[0]}}))
+        for ((local_rank = 0; local_rank < ${each[host]:-${each[0]}}; local_rank++)); do
+            places+=("$host $local_rank")
+        done
     done
+    if [ -n "${TURNS:-}" ]; then mapfile -t places < <(printf '%s\n' "${places[@]}" | sort --stable -k2,2n); fi
     # Without a secret, ranks listen only to their own host.
     secret=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
     job=bed$(od -An -N6 -tx1 /dev/urandom | tr -d ' \n')
@@ -194,18 +198,17 @@ start() {
     local pids=()
     # shellcheck disable=SC2064 # the folder of this start
     trap "rm -rf '$folder'" EXIT
-    for ((host = 0; host < count; host++)); do
+    for place in "${places[@]}"; do
+        read -r host local_rank <<<"$place"
         if [ "$racks" -gt 1 ] && [ "${TOPOLOGY:-}" != none ]; then topology=("KOLO_TOPOLOGY=rack$((host % racks))"); fi
-        for ((local_rank = 0; local_rank < ${each[host]:-${each[0]}}; local_rank++)); do
-            KOLO_RANK=$rank KOLO_WORLD_SIZE=$world KOLO_LOCAL_RANK=$local_rank \
-                KOLO_LOCAL_WORLD_SIZE=${each[host]:-${each[0]}} KOLO_STORE=tcp://$at_host:29777 \
-                KOLO_JOB_ID=$job KOLO_SECRET=$secret \
-                on "$host" env "${topology[@]}" "$@" >"$folder/$rank" 2>&1 &
-            pids+=($!)
-            rank=$((rank + 1))
-        done
+        KOLO_RANK=$rank KOLO_WORLD_SIZE=${#places[@]} KOLO_LOCAL_RANK=$local_rank \
+            KOLO_LOCAL_WORLD_SIZE=${each[host]:-${each[0]}} KOLO_STORE=tcp://$at_host:29777 \
+            KOLO_JOB_ID=$job KOLO_SECRET=$secret \
+            on "$host" env "${topology[@]}" "$@" >"$folder/$rank" 2>&1 &
+        pids+=($!)
+        rank=$((rank + 1))
     done
-    for ((rank = 0; rank < world; rank++)); do
+    for ((rank = 0; rank < ${#places[@]}; rank++)); do
         wait "${pids[rank]}" || {
             status=$?
             echo "bed.sh: rank $rank ended with status $status:" >&2
