@@ -217,7 +217,8 @@ typedef struct kolo_config_t {
   // the first rank of a machine, or "unix:/run/kolo-{rank}.sock".
   const char *metrics;
   // The ports at which this process listens, for firewalls, as in "20000-20100". All ranks have the
-  // same range, with one port for every rank of a host and one more for the store.
+  // same range, with one port for every rank of a host and one more for the store, or two for
+  // every rank if the job grows.
   const char *ports;
   // The congestion control of this rank's TCP connections, for what it sends: "auto", "system", or
   // a name that the system knows, such as "cubic".

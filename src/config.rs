@@ -243,7 +243,8 @@ impl MetricsAddress {
 /// How TCP connections between ranks react to lost packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum CongestionControl {
-    /// BBR where the round trip is long, if the system has it; otherwise the system's.
+    /// BBR where the round trip is long, if the system has it; Reno inside a machine; otherwise the
+    /// system's.
     #[default]
     Auto,
     /// The system's.

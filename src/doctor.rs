@@ -370,15 +370,15 @@ fn congestion_control(chosen: &CongestionControl) -> Option<Finding> {
         CongestionControl::System => return Some(Finding::fine(SUBJECT, format!("the system's, {systems}"))),
         CongestionControl::Named(name) => (name.as_str(), name.clone()),
         CongestionControl::Auto => {
-            let tolerant = sys::TOLERANT?;
-            (tolerant, format!("the system's, {systems}, and {tolerant} over long ways"))
+            let tolerant = sys::LOSS_TOLERANT?;
+            (tolerant, format!("the system's, {systems}, and {tolerant} where the round trip is long"))
         }
     };
     let Err(error) = sys::set_congestion_control(&socket, wanted) else { return Some(Finding::fine(SUBJECT, found)) };
     let refused = format!("{systems}: the system refuses {wanted}: {error}");
-    // Without long ways, nothing is lost.
+    // This costs speed only where the round trip is long.
     if *chosen == CongestionControl::Auto {
-        return Some(Finding::fine(SUBJECT, format!("{refused}; links over long ways have several connections instead")));
+        return Some(Finding::fine(SUBJECT, format!("{refused}; links with a long round trip have several connections instead")));
     }
     let advice = format!(
         "have the administrator load tcp_{wanted} and add it to net.ipv4.tcp_allowed_congestion_control, or correct \

@@ -95,7 +95,8 @@ pub struct kolo_config_t {
     /// the first rank of a machine, or "unix:/run/kolo-{rank}.sock".
     pub metrics: *const c_char,
     /// The ports at which this process listens, for firewalls, as in "20000-20100". All ranks have the
-    /// same range, with one port for every rank of a host and one more for the store.
+    /// same range, with one port for every rank of a host and one more for the store, or two for
+    /// every rank if the job grows.
     pub ports: *const c_char,
     /// The congestion control of this rank's TCP connections, for what it sends: "auto", "system", or
     /// a name that the system knows, such as "cubic".

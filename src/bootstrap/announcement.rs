@@ -12,7 +12,8 @@ use super::identity::{Identity, Run};
 use super::signed::SignedStore;
 use super::store::Store;
 
-/// The announcement's key. Only the keys of announcements do not begin with the number of a run.
+/// The announcement's key. All other keys begin with the number of a run or of a waiting list. A growth
+/// puts `growth-<number>/` before each.
 pub(super) const NAME: &str = "run";
 
 /// The key of the announcement of a waiting list.

@@ -144,8 +144,8 @@ impl PeerTable {
     }
 }
 
-/// Stands for the number of sockets where each link has as many as its way needs.
-const BY_WAY: u8 = 0;
+/// Stands for the number of sockets where each link has as many as its round trip asks for.
+const BY_ROUND_TRIP: u8 = 0;
 
 fn write_settings(writer: &mut Writer, settings: &SharedSettings) {
     let SharedSettings {
@@ -167,7 +167,7 @@ fn write_settings(writer: &mut Writer, settings: &SharedSettings) {
         .number(*transport as u64)
         .number(*copy_mode as u64)
         .number((*reproducible).into())
-        .number(sockets.unwrap_or(BY_WAY).into());
+        .number(sockets.unwrap_or(BY_ROUND_TRIP).into());
     writer.number((*devices).into()).number(*device_path as u64).number(*device_waits as u64);
     writer.number(*flag_layout as u64).number(*wire_dtype as u64).number((*measures).into());
     let CostModel { network, uplink, local, reduce, window_sync, window_per_byte } = *model;
@@ -186,7 +186,7 @@ fn read_settings(reader: &mut Reader<'_>) -> Option<SharedSettings> {
     let copy_mode = CopyMode::from_number(reader.number()?.try_into().ok()?)?;
     let reproducible = reader.number()? != 0;
     let sockets = match reader.number()? {
-        number if number == u64::from(BY_WAY) => None,
+        number if number == u64::from(BY_ROUND_TRIP) => None,
         number => Some(crate::config::sockets(number.try_into().ok()?)?),
     };
     let devices = reader.number()? != 0;

@@ -44,6 +44,10 @@ impl StoreSource {
                 let store = TcpStore::open_any(host, ports, owner, identity, deadline)?;
                 return Ok((Arc::new(store), Some(StoreUrl::Tcp { host: host.clone(), port: ports[0] })));
             }
+            (None, Rendezvous::Unknown { .. }) if launch.world_size == 0 => {
+                let why = "a newcomer has to be told the store of the job: set KOLO_STORE, or Builder::store";
+                return Err(Error::setting("join", "true", why));
+            }
             (None, Rendezvous::Unknown { advice }) => {
                 let found = format!(
                     "{} says rank {} of {}, but no store is known where they find each other: {advice}",

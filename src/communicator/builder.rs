@@ -243,7 +243,7 @@ impl Builder {
     }
 
     /// Sets the number of TCP connections that share the work of one link, 1 to 64. By default it is
-    /// 1, and 4 over a long way whose congestion control is not BBR. Rank 0's value applies to all
+    /// 1, and 4 where the round trip is long and the congestion control is not BBR. Rank 0's value applies to all
     /// ranks.
     pub fn sockets(mut self, sockets: usize) -> Self {
         self.sockets = Some(sockets);
@@ -252,7 +252,8 @@ impl Builder {
 
     /// Sets the congestion control of this rank's TCP connections, for what it sends: `auto`,
     /// `system`, or a name that the system knows, such as `cubic`. By default it is BBR where the
-    /// round trip takes 2 ms or more and the system has it, and otherwise the system's.
+    /// round trip takes 2 ms or more and the system has it, Reno inside a machine, and otherwise the
+    /// system's.
     pub fn congestion_control(mut self, name: impl Into<String>) -> Self {
         self.congestion_control = Some(name.into());
         self
@@ -347,7 +348,7 @@ impl Builder {
 
     /// Sets the ports at which this process listens, for firewalls: to the other ranks, and with the
     /// store if rank 0 picks its port. All ranks have the same range. It needs one port for every rank of
-    /// a host, and one more for the store.
+    /// a host and one more for the store, or two for every rank if the job grows.
     pub fn ports(mut self, ports: RangeInclusive<u16>) -> Self {
         self.ports = Some(ports);
         self
@@ -532,7 +533,11 @@ impl Builder {
     /// A newcomer has no rank. The launcher may know the job and its store.
     fn launch_of_newcomer(&self) -> Result<Launch> {
         if self.rank.is_some() || self.world_size.is_some() {
-            return Err(Error::setting("join", "true", "no rank and no world size: the ranks of the job choose them"));
+            return Err(Error::setting(
+                "join",
+                "true",
+                "a newcomer has no rank and no world size, which the ranks of the job choose: set neither",
+            ));
         }
         let found = launcher::detect(&process_env).ok().flatten();
         let advice = "name the job's with Builder::store or KOLO_STORE".to_owned();

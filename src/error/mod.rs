@@ -203,7 +203,7 @@ pub enum Error {
     },
 
     /// The ranks of the job did not admit this process, which was to join them.
-    #[error("the ranks of job {job:?} did not admit this process within {waited:.1?} at {store}: {why}")]
+    #[error("the ranks of job {job:?} did not admit this process, which waited {waited:.1?} at {store}: {why}")]
     NotAdmitted {
         /// The name of the job.
         job: String,

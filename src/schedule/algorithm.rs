@@ -27,10 +27,10 @@ numbered! {
         Dissemination = 6, "dissemination";
         /// The ranks of one host read each other's memory: no messages.
         Window = 7, "window";
-        /// Shared memory inside each host, and one of the above between hosts.
+        /// Shared memory inside each host, and one of the others between hosts.
         Hierarchical = 8, "hierarchical";
-        /// Rings and trees inside each rack and between racks: the fewest bytes through the uplinks
-        /// of racks. Only where the topology is known.
+        /// Rings and trees inside each rack and between racks, with few bytes through the uplinks of
+        /// racks. Only where the topology is known.
         TwoLevel = 9, "two-level";
     }
 }

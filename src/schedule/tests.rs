@@ -220,7 +220,7 @@ fn crossing(case: &Case<'_>, racks: usize) -> usize {
 }
 
 #[test]
-fn two_levels_cross_uplinks_with_the_fewest_bytes() {
+fn two_levels_cross_uplinks_with_few_bytes() {
     for (world, count) in [(4, 2), (8, 2), (9, 3), (12, 3), (12, 4), (24, 2)] {
         for seed in 0..6 {
             let starts = racks(world, count, seed);
@@ -234,7 +234,8 @@ fn two_levels_cross_uplinks_with_the_fewest_bytes() {
                 let case = Case { count: elements, segment: 500, racks, ..case(Algorithm::TwoLevel, op, world, seed) };
                 let least = match op {
                     Op::AllReduce => 2.0 * (count as f64 - 1.0) / count as f64 * all,
-                    // The root's rack passes it to one or more others.
+                    // A tree between racks: the uplink of the root's rack carries the data once for each
+                    // level. A ring would carry it once.
                     Op::Broadcast | Op::Reduce => f64::from(count.next_power_of_two().ilog2()) * all,
                     _ => all - sizes().min().unwrap_or(0) as f64 * block as f64,
                 };

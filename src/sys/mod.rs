@@ -76,8 +76,8 @@ pub(crate) use scrape::ScrapeListener;
 pub(crate) use secret::read_secret_file;
 pub(crate) use signal::on_user_signal;
 pub(crate) use socket::{
-    PARTS, TOLERANT, UNPACED, asks_about_listeners, congestion_control, connect_from, is_resource_shortage, limit_unsent, listen,
-    listen_anywhere, listen_within, own_loopback, receive, resource_shortage, send, set_congestion_control, shortage_of,
+    LOSS_TOLERANT, PARTS, UNPACED, asks_about_listeners, congestion_control, connect_from, is_resource_shortage, limit_unsent,
+    listen, listen_anywhere, listen_within, own_loopback, receive, resource_shortage, send, set_congestion_control, shortage_of,
     tcp_socket,
 };
 pub(crate) use socket_watch::{SocketInfo, SocketWatch};

@@ -91,7 +91,7 @@ pub(crate) fn own_loopback(ip: IpAddr) -> IpAddr {
 pub(crate) const UNPACED: Option<&str> = if cfg!(target_os = "linux") { Some("reno") } else { None };
 
 /// The congestion control that does not take every lost packet for a full network.
-pub(crate) const TOLERANT: Option<&str> = if cfg!(target_os = "linux") { Some("bbr") } else { None };
+pub(crate) const LOSS_TOLERANT: Option<&str> = if cfg!(target_os = "linux") { Some("bbr") } else { None };
 
 /// Chooses the congestion control of a connection. The system refuses one that it does not have, or
 /// that it keeps for the administrator.

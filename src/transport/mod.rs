@@ -8,12 +8,13 @@
 //! | `link` | the trait of all links |
 //! | `mesh` | the links of one rank, and where it sleeps on them |
 //! | [`tcp`], `stripe`, [`tls`] | a link over one TCP connection, over several, and over an encrypted one |
-//! | [`way`] | what the way between two ranks asks of TCP connections |
+//! | [`congestion`] | congestion control and number of connections of a link, by its round trip |
 //! | [`rail_link`], `rail` | a link over several network interfaces, and one connection of it |
 //! | `stripes` | how links over several connections cut their streams |
 //! | `receive_buffer` | where arrived bytes wait, in links over sockets |
 //! | [`shm`], [`memory`], `ring_link`, `ring` | links in shared memory between processes and between threads, and their rings |
 
+pub(crate) mod congestion;
 mod link;
 pub(crate) mod memory;
 mod mesh;
@@ -30,7 +31,6 @@ pub(crate) mod tcp;
 mod tests;
 #[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
 pub(crate) mod tls;
-pub(crate) mod way;
 
 pub(crate) use link::{ALIGN, Link, cause_of, is_end_of_peer};
 pub(crate) use mesh::{Mesh, NoLink, Opener};

@@ -11,10 +11,10 @@ use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 
 use super::Link;
+use super::congestion;
 use super::link::{received, sent};
 use super::receive_buffer::{BUFFER, ReceiveBuffer};
 use super::stripe::StripedLink;
-use super::way;
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
 use crate::sys::{self, SocketWatch};
@@ -48,7 +48,7 @@ const UNSENT: u32 = 256 << 10;
 pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     let socket = socket2::SockRef::from(stream);
     socket.set_tcp_nodelay(true)?;
-    let buffer = if way::is_local(stream) { LOCAL_BUFFER } else { WIRE_BUFFER };
+    let buffer = if congestion::is_local(stream) { LOCAL_BUFFER } else { WIRE_BUFFER };
     // The system may grant less, or refuse. That costs speed, but not correctness.
     for result in [socket.set_send_buffer_size(buffer), socket.set_recv_buffer_size(buffer)] {
         if let Err(error) = result {

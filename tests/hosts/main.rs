@@ -1,5 +1,5 @@
 //! Collectives over several hosts, which `bed.sh` makes of network namespaces of this machine: their
-//! results, the bytes that cross each host's link, and the connections of links over a long way.
+//! results, the bytes that cross each host's link, and the connections of links with a long round trip.
 //!
 //! Without `KOLO_TEST_WORKER` this program is a test runner, which starts itself with that variable
 //! as the ranks.

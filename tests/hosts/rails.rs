@@ -78,7 +78,7 @@ fn fail(comm: &Communicator, interface: &str) {
     all_reduce(comm);
     let [one, other] = [0, 1].map(|at| sent(["eth0", "eth1"][at]) - before[at]);
     let least = one.min(other) as f64 / (one + other) as f64;
-    assert!(least > 0.2, "the interfaces carried {one} and {other} bytes");
+    assert!(least > 0.05, "the interfaces carried {one} and {other} bytes");
 
     // In the middle of the operation.
     comm.barrier().unwrap();

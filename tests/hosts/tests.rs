@@ -11,9 +11,9 @@ pub(crate) const TESTS: &[Test] = &[
     ("four_hosts", || collectives("4", "2")),
     ("three_hosts_with_one_two_and_three_ranks", || collectives("3", "1,2,3")),
     ("ipv6_only", ipv6_only),
-    ("a_long_way_with_losses", || long_way("2", "1", "auto")),
-    ("a_long_way_with_losses_without_bbr", || long_way("3", "1,2,1", "system")),
-    ("a_long_way_over_ipv6", long_way_over_ipv6),
+    ("a_long_round_trip_with_losses", || long_round_trip("2", "1", "auto")),
+    ("a_long_round_trip_with_losses_without_bbr", || long_round_trip("3", "1,2,1", "system")),
+    ("a_long_round_trip_over_ipv6", long_round_trip_over_ipv6),
     ("four_hosts_in_two_racks", || racks("4", "1", &[("RACKS", "2")])),
     ("four_hosts_of_two_ranks_in_two_racks", || racks("4", "2", &[("RACKS", "2")])),
     ("six_hosts_in_three_racks", || racks("6", "1", &[("RACKS", "3")])),
@@ -122,7 +122,7 @@ fn ipv6_only() -> Outcome {
 
 /// Every collective is right although packets come late and some are lost. A link has BBR if the
 /// system allows it, otherwise several connections.
-fn long_way(hosts: &str, each: &str, control: &str) -> Outcome {
+fn long_round_trip(hosts: &str, each: &str, control: &str) -> Outcome {
     match Bed::new(hosts, FAR) {
         Ok(bed) => {
             // Every system has it, and nothing but kolo chooses another one then.
@@ -145,7 +145,7 @@ fn long_way(hosts: &str, each: &str, control: &str) -> Outcome {
     }
 }
 
-fn long_way_over_ipv6() -> Outcome {
+fn long_round_trip_over_ipv6() -> Outcome {
     match Bed::new("2", FAR_IPV6) {
         Ok(bed) => {
             bed.start("1", &[]);

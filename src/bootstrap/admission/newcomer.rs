@@ -222,8 +222,14 @@ impl<'a> Newcomer<'a> {
         match (self.why.take(), &self.waits) {
             (Some(error), None) if self.announced.is_some() => error,
             (Some(error), _) => self.refused(format!("the last growth failed: {error}")),
-            (None, Some(_)) => self.refused("it waited in the list, and the ranks did not call grow".to_owned()),
-            (None, None) => self.refused("there is no waiting list: no rank has called grow, or the job has ended".to_owned()),
+            (None, Some(_)) => self.refused(
+                "it waited in the list, and the ranks did not call grow; set KOLO_START_TIMEOUT to more than the time between two calls of grow"
+                    .to_owned(),
+            ),
+            (None, None) => self.refused(
+                "there is no waiting list: no rank has called grow, or the job has ended; check that KOLO_STORE names the store of the job"
+                    .to_owned(),
+            ),
         }
     }
 

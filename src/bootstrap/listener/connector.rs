@@ -16,7 +16,7 @@ use super::stream::Stream;
 use crate::bootstrap::identity::{Identity, Medium};
 use crate::config::CongestionControl;
 use crate::sys;
-use crate::transport::way;
+use crate::transport::congestion;
 
 /// How long the system may take to connect before the attempt is repeated, at first and at most.
 /// The system itself resends a lost packet after a second, and then at growing intervals.
@@ -54,7 +54,7 @@ impl std::fmt::Display for Target {
 pub(crate) struct Connector {
     target: Target,
     hello: Hello,
-    /// Set until the way has decided how many lanes the link has.
+    /// Set until the round trip has decided how many lanes the link has.
     undecided: Option<CongestionControl>,
     attempt: Option<Connecting>,
     /// When the current attempt is given up unless it has connected. Without an attempt, when the
@@ -70,9 +70,9 @@ impl Connector {
         Connector { target, hello, undecided: None, attempt: None, next, patience: FIRST_PATIENCE, pause: FIRST_PAUSE }
     }
 
-    /// Has the way decide how many lanes the link has, once this connection, the first of them,
+    /// Has the round trip decide how many lanes the link has, once this connection, the first of them,
     /// exists and has this congestion control.
-    pub(crate) fn with_lanes_by_way(mut self, congestion_control: CongestionControl) -> Connector {
+    pub(crate) fn with_lanes_by_round_trip(mut self, congestion_control: CongestionControl) -> Connector {
         self.undecided = Some(congestion_control);
         self
     }
@@ -195,11 +195,11 @@ impl Connecting {
         self.unsent = self.initiator.hello().to_vec();
     }
 
-    /// Returns how many lanes the way asks for. The system has connected.
+    /// Returns how many lanes the link has, by its round trip. The system has connected.
     fn lanes(&self, control: &CongestionControl) -> u8 {
         let Stream::Tcp(stream) = &self.stream else { return 1 };
-        way::control_congestion(stream, control);
-        way::lanes(stream)
+        congestion::control(stream, control);
+        congestion::lanes(stream)
     }
 
     /// Advances the attempt; returns whether the listener has admitted this process.

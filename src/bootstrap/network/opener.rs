@@ -83,7 +83,7 @@ impl NetworkOpener {
         let connector = Connector::new(self.network.target(to, false), hello);
         match lanes {
             Some(_) => connector,
-            None => connector.with_lanes_by_way(self.network.links.congestion_control.clone()),
+            None => connector.with_lanes_by_round_trip(self.network.links.congestion_control.clone()),
         }
     }
 

@@ -21,7 +21,7 @@ use crate::failure::StatusBoard;
 use crate::sys::{self, LocalStream, Process};
 use crate::transport::rail_link::RailLink;
 use crate::transport::tls::{End, Tls};
-use crate::transport::{Link, NoLink, tcp, way};
+use crate::transport::{Link, NoLink, congestion, tcp};
 use crate::types::Rank;
 
 /// What all communicators of one process use to reach the other ranks of the job.
@@ -73,7 +73,7 @@ impl LinkSettings {
         end: End,
         between: [Rank; 2],
     ) -> Result<Box<dyn Link>, Cause> {
-        lanes.iter().for_each(|lane| way::control_congestion(lane, &self.congestion_control));
+        lanes.iter().for_each(|lane| congestion::control(lane, &self.congestion_control));
         match &self.tls {
             None if has_rails => {
                 let peer = if matches!(end, End::Initiator) { between[1] } else { between[0] };

@@ -19,9 +19,9 @@ use crate::schedule::select::{CostModel, LinkCost};
 use crate::types::{DType, Descriptor, Op, Rank, ReduceOp};
 use cache::{Found, Pair, PairClass};
 
-/// The sizes of the messages whose transfer is timed, in bytes. They are tried in this order until
-/// one takes [`LONG`], and a round trip, longer than a short one. So a fast network is measured with
-/// long messages, and a slow one in little time.
+/// The sizes of the messages whose transfer is timed, in bytes. They are tried in this order until one
+/// takes longer than a short message by at least [`LONG`] and by at least a round trip. So a fast
+/// network is measured with long messages, and a slow one in little time.
 const SIZES: [usize; 5] = [8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG: Duration = Duration::from_millis(4);
 

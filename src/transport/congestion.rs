@@ -1,5 +1,4 @@
-//! What the way between two ranks asks of the TCP connections of their link: their congestion control,
-//! and how many they are.
+//! Congestion control and number of the TCP connections of a link, by its round trip.
 //!
 //! CUBIC and Reno take a lost packet for a full network. With a round trip of R and a part P of the
 //! packets lost, Reno sends about 1.2 segments / (R sqrt(P)) (Mathis, Semke, Mahdavi and Ott, "The
@@ -8,17 +7,18 @@
 //! congestion-based congestion control", 2016). Several connections share the losses: a link of
 //! them has several times the rate.
 //!
-//! On a short way, packets get lost where the network is full, and the system's choice stays.
+//! With a short round trip, packets get lost where the network is full, and the system's choice stays.
 
 use mio::net::TcpStream;
 
 use crate::config::CongestionControl;
 use crate::sys::{self, SocketWatch};
 
-/// The round trip from which on a way is long, in microseconds. In a building it is below 1 ms.
+/// A round trip that is long, in microseconds. In a building it is below 1 ms.
 const LONG: u64 = 2_000;
 
-/// Connections of a link over a long way that takes every lost packet for a full network.
+/// Connections of a link with a long round trip, whose congestion control takes every lost packet for a
+/// full network.
 const LANES: u8 = 4;
 
 /// Returns whether both ends of a connection have one address: there is no wire between them.
@@ -27,14 +27,14 @@ pub(super) fn is_local(stream: &TcpStream) -> bool {
 }
 
 /// Chooses the congestion control for what this end of a connection sends.
-pub(crate) fn control_congestion(stream: &TcpStream, chosen: &CongestionControl) {
+pub(crate) fn control(stream: &TcpStream, chosen: &CongestionControl) {
     let name = match chosen {
         CongestionControl::Named(name) => Some(name.as_str()),
         CongestionControl::System => None,
         // Pacing has no use inside a machine: BBR sends no faster than it once saw the peer receive,
         // and then 64 KiB take 38 us instead of 17 us.
         CongestionControl::Auto if is_local(stream) => sys::UNPACED,
-        CongestionControl::Auto if is_long(stream) => sys::TOLERANT,
+        CongestionControl::Auto if is_long(stream) => sys::LOSS_TOLERANT,
         CongestionControl::Auto => None,
     };
     let Some(name) = name else { return };
@@ -49,8 +49,8 @@ pub(crate) fn control_congestion(stream: &TcpStream, chosen: &CongestionControl)
 /// control. The rank that connects decides, and tells its peer.
 pub(crate) fn lanes(stream: &TcpStream) -> u8 {
     let control = sys::congestion_control(&socket2::SockRef::from(stream));
-    let lanes = if is_long(stream) && control.as_deref() != sys::TOLERANT { LANES } else { 1 };
-    tracing::debug!(lanes, control, "chose the connections of a link by its way");
+    let lanes = if is_long(stream) && control.as_deref() != sys::LOSS_TOLERANT { LANES } else { 1 };
+    tracing::debug!(lanes, control, "chose the connections of a link by its round trip");
     lanes
 }
 
@@ -78,12 +78,12 @@ mod tests {
     fn the_setting_chooses_the_congestion_control() {
         let [near, far] = pair();
         let systems = control(&near);
-        control_congestion(&near, &CongestionControl::System);
+        super::control(&near, &CongestionControl::System);
         assert_eq!(control(&near), systems);
         // A name that the system does not have is no failure.
-        control_congestion(&near, &CongestionControl::Named("no-such-one".to_owned()));
+        super::control(&near, &CongestionControl::Named("no-such-one".to_owned()));
         assert_eq!(control(&near), systems);
-        control_congestion(&near, &CongestionControl::Named("reno".to_owned()));
+        super::control(&near, &CongestionControl::Named("reno".to_owned()));
         // Each end chooses for itself.
         assert_eq!((control(&near).as_str(), control(&far)), ("reno", systems));
     }
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn inside_a_machine_nothing_is_paced_and_one_connection_is_enough() {
         let [near, _far] = pair();
-        control_congestion(&near, &CongestionControl::Auto);
+        super::control(&near, &CongestionControl::Auto);
         assert_eq!(control(&near), "reno");
         assert_eq!(lanes(&near), 1);
     }
