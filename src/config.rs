@@ -360,7 +360,7 @@ impl Settings {
         settings.insecure = insecure(env)?.unwrap_or(settings.insecure);
         settings.join = parse(env, "KOLO_JOIN", "0 or 1", flag)?.unwrap_or(settings.join);
         settings.host = env("KOLO_HOST");
-        settings.topology = parse(env, "KOLO_TOPOLOGY", TOPOLOGY, topology_path)?;
+        settings.topology = topology(env)?;
         settings.trace_dir = env("KOLO_TRACE_DIR").map(PathBuf::from);
         settings.failure_file = path_of_environment("KOLO_FAILURE_FILE");
         settings.trace_signal = parse(env, "KOLO_TRACE_SIGNAL", "0 or 1", flag)?.unwrap_or(settings.trace_signal);
@@ -470,6 +470,11 @@ pub(crate) const SOCKETS: &str = "1 to 64 sockets for each link";
 /// Returns a number of sockets, if it is valid.
 pub(crate) fn sockets(count: usize) -> Option<u8> {
     (1..=64).contains(&count).then_some(count as u8)
+}
+
+/// Returns the path of this host in the network, if a variable gives it.
+pub(crate) fn topology(env: Env<'_>) -> Result<Option<String>> {
+    parse(env, "KOLO_TOPOLOGY", TOPOLOGY, topology_path)
 }
 
 /// What [`topology_path`] parses, for messages.

@@ -165,7 +165,7 @@ fn of_launcher(launch: &Result<Option<Launch>>) -> Finding {
 
 fn topology(settings: &Settings) -> Finding {
     const SUBJECT: &str = "topology";
-    match topology::position(settings, &process_env) {
+    match topology::position(settings.topology.clone(), &process_env) {
         Some(Position { path, source }) => Finding::fine(SUBJECT, format!("this host is at {path} ({source})")),
         None => Finding::fine(SUBJECT, "unknown; if hosts are in several racks, give each its path in KOLO_TOPOLOGY"),
     }

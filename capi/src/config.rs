@@ -286,7 +286,7 @@ fn network(builder: Builder, config: &kolo_config_t) -> Result<Builder, Fault> {
         (latency, rate) if latency > 0.0 && latency.is_finite() && rate > 0.0 && rate.is_finite() => {
             let mut model = CostModel::default();
             (model.network.latency, model.network.per_byte) = (latency * 1e-6, 1e-9 / rate);
-            Ok(builder.cost_model(model))
+            Ok(builder.cost_model(model.with_uplink(model.network)))
         }
         (latency, rate) => {
             let given = format!("{latency} us, {rate} GB/s");

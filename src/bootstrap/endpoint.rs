@@ -76,7 +76,8 @@ impl Endpoint {
             local_name,
             more_rails: self.listener.addresses()[1..].to_vec(),
             encrypts: start.settings.tls.is_some(),
-            topology: topology::position(start.settings, &process_env).map_or_else(String::new, |position| position.path),
+            topology: topology::position(start.settings.topology.clone(), &process_env)
+                .map_or_else(String::new, |position| position.path),
         })
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use crate::config::{Env, Settings, process_env, topology_path};
+use crate::config::{self, Env, process_env, topology_path};
 use crate::error::Result;
 
 /// The path of a host, and what says it.
@@ -13,9 +13,9 @@ pub(crate) struct Position {
     pub(crate) source: &'static str,
 }
 
-/// Returns where this host is; `None` if nothing says so.
-pub(crate) fn position(settings: &Settings, env: Env<'_>) -> Option<Position> {
-    let given = settings.topology.clone().map(|path| Position { path, source: "KOLO_TOPOLOGY" });
+/// Returns where this host is; `None` if nothing says so. `given` is the path that the settings give.
+pub(crate) fn position(given: Option<String>, env: Env<'_>) -> Option<Position> {
+    let given = given.map(|path| Position { path, source: "KOLO_TOPOLOGY" });
     given.or_else(|| slurm(env).map(|path| Position { path, source: "SLURM_TOPOLOGY_ADDR" }))
 }
 
@@ -24,10 +24,10 @@ pub(crate) fn position(settings: &Settings, env: Env<'_>) -> Option<Position> {
 ///
 /// # Errors
 ///
-/// [`Error::Setting`](crate::Error::Setting) if a variable has an invalid value.
+/// [`Error::Setting`](crate::Error::Setting) if `KOLO_TOPOLOGY` has an invalid value.
 pub fn topology_of_environment() -> Result<Option<(String, &'static str)>> {
-    let settings = Settings::from_env(&process_env)?;
-    Ok(position(&settings, &process_env).map(|Position { path, source }| (path, source)))
+    let given = config::topology(&process_env)?;
+    Ok(position(given, &process_env).map(|Position { path, source }| (path, source)))
 }
 
 /// Returns the switches above this host, as SLURM's topology plugin names them: `s0.s1.node7`, with the
@@ -76,7 +76,10 @@ impl HostOrder {
             let starts = (0..hosts.len()).filter(|&at| at == 0 || keys[hosts[at]][level] != keys[hosts[at - 1]][level]);
             starts.chain([hosts.len()]).collect()
         };
-        let racks = (0..levels).rev().map(racks_at).find(|racks| (2..hosts.len()).contains(&(racks.len() - 1)))?;
+        let dividing = || (0..levels).rev().map(racks_at).filter(|racks| (2..hosts.len()).contains(&(racks.len() - 1)));
+        // A level at which nearly each host has a rack of its own says less than the next larger one.
+        let has_pairs = |racks: &Vec<usize>| 2 * (racks.len() - 1) <= hosts.len();
+        let racks = dividing().find(has_pairs).or_else(|| dividing().next())?;
         Some(HostOrder { hosts, racks })
     }
 
@@ -104,9 +107,10 @@ pub(super) fn log(paths: &[&str]) {
             tracing::warn!(
                 hosts,
                 unknown,
-                "the topology is not used: some hosts have no path in KOLO_TOPOLOGY; set it on all, or on none"
+                "the topology is not used: some hosts have no path; set KOLO_TOPOLOGY, or SLURM's variables, on all or on none"
             );
         }
+        None if unknown == 0 => tracing::debug!(hosts = paths.len(), "the topology is not used: it puts no hosts together"),
         None => {}
     }
 }
@@ -135,7 +139,8 @@ mod tests {
             order(&["p/a", "q/a", "p/b", "q/a", "p/a", "q/b", "p/b"]),
             Some((vec![0, 4, 2, 6, 1, 3, 5], vec![0, 2, 4, 6, 7]))
         );
-        // If each host has a rack of its own, pods count.
+        // If most hosts have a rack of their own, pods count.
+        assert_eq!(order(&["p/1", "q/2", "p/3", "q/4", "p/1"]), Some((vec![0, 4, 2, 1, 3], vec![0, 3, 5])));
         assert_eq!(order(&["p/1", "q/2", "p/3", "q/4"]), Some((vec![0, 2, 1, 3], vec![0, 2, 4])));
         assert_eq!(order(&["p", "q/2", "p/3", "q"]), Some((vec![0, 2, 1, 3], vec![0, 2, 4])));
     }
@@ -170,7 +175,7 @@ mod tests {
                 "SLURM_TOPOLOGY_ADDR_PATTERN" => Some(pattern.to_owned()),
                 _ => None,
             };
-            position(&Settings::default(), &env).map(|position| position.path)
+            position(None, &env).map(|position| position.path)
         };
         assert_eq!(of("s0.s1.node7", "switch.switch.node"), Some("s0/s1".to_owned()));
         assert_eq!(of("s1.node7.cluster.local", "switch.node"), Some("s1".to_owned()));
@@ -180,8 +185,8 @@ mod tests {
         {
             assert_eq!(of(address, pattern), None, "{address} as {pattern}");
         }
-        let given = Settings { topology: Some("rack7".to_owned()), ..Settings::default() };
+        let given = Some("rack7".to_owned());
         let env = |name: &str| Some(if name.ends_with("PATTERN") { "switch.node" } else { "s1.node7" }.to_owned());
-        assert_eq!(position(&given, &env), Some(Position { path: "rack7".to_owned(), source: "KOLO_TOPOLOGY" }));
+        assert_eq!(position(given, &env), Some(Position { path: "rack7".to_owned(), source: "KOLO_TOPOLOGY" }));
     }
 }

@@ -42,7 +42,19 @@ pub struct CostModel {
     pub window_per_byte: f64,
 }
 
+/// How much longer a byte takes between racks, at least, if uplinks are slower. Measured costs are
+/// rounded to powers of the square root of two, so one step may be chance.
+const SLOWER: f64 = 1.7;
+
 impl CostModel {
+    /// Returns the model in which messages between two racks cost this. If their bytes are as fast as
+    /// those inside a rack, the uplink is no bottleneck.
+    pub fn with_uplink(self, between_racks: LinkCost) -> CostModel {
+        let is_slower = between_racks.per_byte > SLOWER * self.network.per_byte;
+        let per_byte = if is_slower { between_racks.per_byte } else { 0.0 };
+        CostModel { uplink: LinkCost { per_byte, ..between_racks }, ..self }
+    }
+
     /// Returns the name and value of a cost that is negative or not finite, with which no choice
     /// could be compared.
     pub(crate) fn invalid(&self) -> Option<(&'static str, f64)> {

@@ -46,7 +46,8 @@ pub(crate) fn control(stream: &TcpStream, chosen: &CongestionControl) {
 }
 
 /// Returns how many connections a link needs, of which this one is the first and has its congestion
-/// control. The rank that connects decides, and tells its peer.
+/// control. The rank that connects decides, and tells its peer: if the peer's system has no BBR, what
+/// it sends over one connection is slow.
 pub(crate) fn lanes(stream: &TcpStream) -> u8 {
     let control = sys::congestion_control(&socket2::SockRef::from(stream));
     let lanes = if is_long(stream) && control.as_deref() != sys::LOSS_TOLERANT { LANES } else { 1 };
@@ -55,7 +56,7 @@ pub(crate) fn lanes(stream: &TcpStream) -> u8 {
 }
 
 /// Returns whether a round trip takes long; not, where the system does not say.
-fn is_long(stream: &TcpStream) -> bool {
+pub(super) fn is_long(stream: &TcpStream) -> bool {
     let info = SocketWatch::new(stream).read();
     info.and_then(|info| info.least_round_trip).is_some_and(|least| least >= LONG)
 }

@@ -78,7 +78,7 @@ impl RailLink {
         link
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, target_os = "linux", not(miri)))]
     pub(super) fn lost(&self) -> usize {
         self.0.lock().rails.iter().filter(|rail| rail.is_lost()).count()
     }

@@ -30,7 +30,7 @@ pub(crate) fn link(mut streams: Vec<TcpStream>) -> Box<dyn Link> {
         let traffic = Traffic::of_sockets(vec![SocketWatch::new(&stream)]);
         Box::new(TcpLink { stream, arrived: ReceiveBuffer::new(), traffic })
     } else {
-        for stream in &streams {
+        for stream in streams.iter().filter(|stream| congestion::is_long(stream)) {
             if let Err(error) = sys::limit_unsent(&socket2::SockRef::from(stream), UNSENT) {
                 tracing::debug!(%error, "cannot limit what waits in a connection; its link may be slower");
             }
@@ -39,8 +39,9 @@ pub(crate) fn link(mut streams: Vec<TcpStream>) -> Box<dyn Link> {
     }
 }
 
-/// Bytes that wait in one of several connections of a link until its window allows them to be sent.
-/// With more of them, the first connection would take stripes that the others could send now.
+/// Bytes that wait in one of several connections of a link with a long round trip until its window
+/// allows them to be sent. With more of them, the first connection would take stripes that the others
+/// could send now. With a short round trip, the connections keep a fast network busy by what waits.
 const UNSENT: u32 = 256 << 10;
 
 /// Sets the options of every connection of a link: no delay of small messages, and buffers that

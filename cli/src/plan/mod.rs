@@ -174,11 +174,7 @@ fn use_measured(model: &mut CostModel) -> Result<(), String> {
     let of_class = |class| known.iter().find(|costs| costs.class == class);
     let inside = if latest.class == PairClass::Hosts { latest } else { of_class(PairClass::SameRack).unwrap_or(latest) };
     (model.network, model.reduce) = (inside.network, inside.reduce);
-    model.uplink = of_class(PairClass::OtherRack).map_or(inside.network, |costs| costs.network);
-    // An uplink that is no slower is no bottleneck.
-    if model.uplink.per_byte <= 1.2 * model.network.per_byte {
-        model.uplink.per_byte = 0.0;
-    }
+    *model = model.with_uplink(of_class(PairClass::OtherRack).map_or(inside.network, |costs| costs.network));
     Ok(())
 }
 

@@ -42,14 +42,14 @@ pub(crate) struct Network {
 
 /// What links in the network are made of.
 pub(crate) struct LinkSettings {
-    /// TCP connections of one link; `None` if each link has as many as its way needs.
+    /// TCP connections of one link; `None` if each link has as many as its round trip asks for.
     pub(crate) sockets: Option<u8>,
     pub(crate) congestion_control: CongestionControl,
     pub(crate) tls: Option<Tls>,
 }
 
 impl LinkSettings {
-    /// Returns how many connections a link has; `None` if its way decides.
+    /// Returns how many connections a link has; `None` if its round trip decides.
     pub(super) fn lanes(&self) -> Option<u8> {
         // An encrypted stream cannot be divided.
         if self.tls.is_some() { Some(1) } else { self.sockets }
@@ -57,10 +57,15 @@ impl LinkSettings {
 
     /// Returns what a link is made of, for people.
     pub(crate) fn kind(&self) -> String {
-        match (&self.tls, self.lanes()) {
+        let kind = match (&self.tls, self.lanes()) {
             (Some(_), _) => "tls".to_owned(),
-            (None, None | Some(1)) => "tcp".to_owned(),
+            (None, None) => "tcp".to_owned(),
             (None, Some(lanes)) => format!("{lanes} tcp"),
+        };
+        match &self.congestion_control {
+            CongestionControl::Auto => kind,
+            CongestionControl::System => format!("{kind} system"),
+            CongestionControl::Named(name) => format!("{kind} {name}"),
         }
     }
 

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
+
 use crate::config;
 use crate::schedule::select::LinkCost;
 
@@ -79,7 +81,7 @@ const MOST_BYTES: u64 = 1 << 20;
 const MOST_ENTRIES: usize = 1000;
 
 /// What the file begins with.
-const TITLE: &str = "kolo network costs 1";
+const TITLE: &str = "kolo network costs 2";
 
 /// Returns the costs that jobs have measured from this machine, the latest first. They are in the
 /// file `network-costs` of the cache folder (`KOLO_CACHE_DIR`); a job takes its costs from there for
@@ -127,6 +129,9 @@ pub(super) fn look_up(pair: Pair) -> Found {
 pub(super) fn keep(pair: Pair, network: LinkCost, reduce: f64) {
     let Some(path) = file() else { return };
     in_background(move || {
+        // A job may keep two entries at the same time.
+        static WRITES: Mutex<()> = Mutex::new(());
+        let _writes = WRITES.lock();
         let Pair { from, to, links, class } = pair.clone();
         // Whole seconds, as the file has them.
         let at = UNIX_EPOCH + Duration::from_secs(now());

@@ -1,8 +1,8 @@
-//! Measures what messages between hosts cost, when a job starts. Rank 0 exchanges messages with the
-//! first rank of another host, and tells all ranks the result, so that all choose the same
-//! algorithms. With a topology, two hosts of one rack are measured, and then two of different racks.
-//! The measuring rank keeps the result on disk ([`cache`]): the next job on these hosts takes it from
-//! there, chooses the same algorithms and so gets the same bits.
+//! Measures what messages between hosts cost, when a job starts. Two ranks of different hosts exchange
+//! messages, and one of them tells all ranks the result, so that all choose the same algorithms:
+//! rank 0 and the first rank of another host, or with a topology two hosts of one rack, and then two
+//! of different racks. The measuring rank keeps the result on its machine's disk ([`cache`]): the next
+//! job on these hosts takes it from there, chooses the same algorithms and so gets the same bits.
 
 pub(crate) mod cache;
 
@@ -37,10 +37,6 @@ const PATIENCE: Duration = Duration::from_millis(10);
 const FEWEST: usize = 3;
 const MOST: usize = 20;
 
-/// How much longer than between hosts of one rack the transfer between racks takes at least if uplinks
-/// are slower. Costs are powers of the square root of two.
-const SLOWER: f64 = 1.2;
-
 /// Two ranks, of which the first measures.
 struct Probe<'a> {
     pair: [Rank; 2],
@@ -63,12 +59,9 @@ impl Core {
         for (class, pair) in self.pairs() {
             let (network, reduce) = self.costs_between(info, class, pair)?;
             if class == PairClass::OtherRack {
-                let is_slower = network.per_byte > SLOWER * model.network.per_byte;
-                model.uplink = LinkCost { per_byte: if is_slower { network.per_byte } else { 0.0 }, ..network };
+                model = model.with_uplink(network);
             } else {
-                // Without racks, this is not used.
-                let uplink = LinkCost { per_byte: 0.0, ..network };
-                model = CostModel { network, uplink, reduce, ..model };
+                model = CostModel { network, reduce, ..model }.with_uplink(network);
             }
         }
         // The measuring rank sends what it has measured. Every rank that checks finds the same.

@@ -3,9 +3,9 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Variables that belong to the launcher, or that each rank gets a value of its own for. The secret
+/// Variables that belong to the launcher or to one host, or that each rank gets a value of its own for. The secret
 /// is not among what is forwarded: the agent gets it apart.
-const NOT_FORWARDED: [&str; 12] = [
+const NOT_FORWARDED: [&str; 13] = [
     "KOLO_FAILURE_FILE",
     "KOLO_JOB_ID",
     "KOLO_LOCAL_RANK",
@@ -17,6 +17,7 @@ const NOT_FORWARDED: [&str; 12] = [
     "KOLO_SECRET_FILE",
     "KOLO_STORE",
     "KOLO_STORE_SERVED",
+    "KOLO_TOPOLOGY",
     "KOLO_WORLD_SIZE",
 ];
 
