@@ -45,9 +45,12 @@ fn all_reduce(comm: &Communicator) {
     assert!(is_right, "a wrong sum");
 }
 
-/// Says the median time of an operation.
+/// Says the median time of an operation, and which part of the bytes the second interface carries.
 fn time(comm: &Communicator) {
     all_reduce(comm);
+    let rails = std::env::var("KOLO_RAILS").unwrap();
+    let sent = || rails.split(',').map(|interface| counters(interface)[0]).collect::<Vec<u64>>();
+    let before = sent();
     let mut times: Vec<Duration> = (0..TIMES)
         .map(|_| {
             let mut buf = vec![1f32; LONG];
@@ -58,8 +61,10 @@ fn time(comm: &Communicator) {
         })
         .collect();
     times.sort();
+    let carried: Vec<u64> = sent().into_iter().zip(before).map(|(after, before)| after - before).collect();
     if comm.rank() == 0 {
-        println!("median {:.1} ms", times[TIMES / 2].as_secs_f64() * 1e3);
+        let of_second = carried.get(1).copied().unwrap_or(0) as f64 / carried.iter().sum::<u64>() as f64;
+        println!("median {:.1} ms; part of eth1: {of_second:.2}", times[TIMES / 2].as_secs_f64() * 1e3);
     }
 }
 
