@@ -803,7 +803,8 @@ kolo_result_t kolo_comm_init_store(kolo_comm_t *comm,
                                    const struct kolo_config_t *config);
 
 // As kolo_comm_init_store, with a store that consists of the caller's functions. Only this thread
-// calls them, and only until this returns.
+// calls them, and only until this returns: the store may be freed then. So the communicator does not
+// grow: kolo_comm_grow returns KOLO_ERR_UNSUPPORTED.
 kolo_result_t kolo_comm_init_callbacks(kolo_comm_t *comm,
                                        int32_t nranks,
                                        const struct kolo_store_t *store,
@@ -847,7 +848,8 @@ kolo_result_t kolo_comm_shrink(kolo_comm_t comm, kolo_comm_t *newcomm);
 // A collective call. If no process waits, it costs a look into the store on rank 0 and a small
 // broadcast, so a program can call it every so many steps. Newcomers know nothing of the program's
 // state: send it with kolo_broadcast. KOLO_ERR_NOT_GROWN on all ranks if the store or a newcomer
-// fails: `comm` stays usable. KOLO_ERR_UNSUPPORTED if `comm` was split from another communicator.
+// fails: `comm` stays usable. KOLO_ERR_UNSUPPORTED if `comm` was split from another communicator, or
+// comes from kolo_comm_init_callbacks or kolo_comm_init_all.
 kolo_result_t kolo_comm_grow(kolo_comm_t comm, kolo_comm_t *newcomm);
 
 // Cancels all operations in flight on this communicator, and ends it. Calls of other threads and

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Barrier, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, on_every_transport};
@@ -120,6 +120,15 @@ impl Memory {
     fn wait_for_list(&self) {
         assert!(self.get("waiting-list", PATIENCE).unwrap().is_some(), "no list is opened");
     }
+
+    /// Waits until a key that contains this is set.
+    fn wait_for_place(&self, part: &str) {
+        let has_none = |values: &mut HashMap<String, Vec<u8>>| !values.keys().any(|key| key.contains(part));
+        let values = self.values.lock().unwrap();
+        let (values, waited) = self.changed.wait_timeout_while(values, PATIENCE, has_none).unwrap();
+        drop(values);
+        assert!(!waited.timed_out(), "no key with {part} is set");
+    }
 }
 
 impl Store for Memory {
@@ -169,6 +178,63 @@ impl Store for Deadly {
     fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {
         self.0.claim(key, value, timeout)
     }
+}
+
+/// A store that does something before it sets a value, and after it has read one.
+struct Watched<S, G> {
+    memory: Arc<Memory>,
+    before_set: S,
+    after_get: G,
+}
+
+impl<S, G> Store for Watched<S, G>
+where
+    S: Fn(&Memory, &str, &[u8]) -> Result<(), StoreError> + Send + Sync,
+    G: Fn(&str, bool) + Send + Sync,
+{
+    fn url(&self) -> String {
+        self.memory.url()
+    }
+
+    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreError> {
+        (self.before_set)(&self.memory, key, value)?;
+        self.memory.set(key, value, timeout)
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
+        let value = self.memory.get(key, timeout)?;
+        (self.after_get)(key, value.is_some());
+        Ok(value)
+    }
+
+    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {
+        self.memory.claim(key, value, timeout)
+    }
+}
+
+fn refuses() -> StoreError {
+    StoreError::Io { doing: "a test", source: Arc::new(std::io::Error::other("the store refuses")) }
+}
+
+/// Returns the options of one of two ranks.
+fn member(store: Arc<dyn Store>, rank: usize) -> Builder {
+    Communicator::builder().store_object(store).secret(SECRET).start_timeout(PATIENCE).rank(rank).world_size(2)
+}
+
+/// Grows to three ranks, whatever growths fail. Returns how many did.
+fn grow_despite_failures(mut comm: Communicator) -> usize {
+    let (deadline, mut failed) = (Instant::now() + PATIENCE, 0);
+    while comm.world_size() < 3 {
+        match comm.grow() {
+            Ok(Some(larger)) => comm = larger,
+            Ok(None) => {}
+            Err(Error::NotGrown { .. }) => failed += 1,
+            Err(error) => panic!("{error}"),
+        }
+        assert!(Instant::now() < deadline, "no growth succeeds");
+    }
+    check(&comm);
+    failed
 }
 
 /// Runs two ranks that share a store in memory, and `other` beside them.
@@ -221,6 +287,226 @@ fn ranks_survive_a_newcomer_that_ends_while_it_is_admitted() {
         });
         assert!(has_failed.into_inner(), "{moment}: the growth has not failed");
     }
+}
+
+#[test]
+fn a_list_is_read_before_it_is_replaced() {
+    let (memory, list_is_open) = (Arc::new(Memory::default()), Barrier::new(3));
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let (memory, list_is_open) = (memory.clone(), &list_is_open);
+            scope.spawn(move || {
+                let comm = member(memory.clone(), rank).waiting_list_lifetime(Duration::ZERO).connect().unwrap();
+                assert!(comm.grow().unwrap().is_none());
+                list_is_open.wait();
+                memory.wait_for_place("/newcomer/0");
+                check(&comm.grow().unwrap().expect("the newcomer is admitted"));
+            });
+        }
+        list_is_open.wait();
+        check(&newcomer(memory.clone()).start_timeout(PATIENCE).connect().unwrap());
+    });
+}
+
+#[test]
+fn ranks_may_come_to_a_growth_at_different_times() {
+    let (memory, list_is_open, timeout) = (Arc::new(Memory::default()), Barrier::new(3), Duration::from_secs(4));
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let (memory, list_is_open) = (memory.clone(), &list_is_open);
+            scope.spawn(move || {
+                let mut comm = member(memory.clone(), rank).start_timeout(timeout).connect().unwrap();
+                assert!(comm.grow().unwrap().is_none());
+                list_is_open.wait();
+                memory.wait_for_place("/newcomer/0");
+                let deadline = Instant::now() + PATIENCE;
+                while comm.world_size() < 3 {
+                    if rank == 1 {
+                        // Later than the start timeout of rank 0.
+                        std::thread::sleep(timeout + Duration::from_millis(200));
+                    }
+                    match comm.grow() {
+                        Ok(Some(larger)) => comm = larger,
+                        Ok(None) | Err(Error::NotGrown { .. }) => assert!(Instant::now() < deadline, "no growth succeeds"),
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                check(&comm);
+            });
+        }
+        list_is_open.wait();
+        check(&newcomer(memory.clone()).start_timeout(PATIENCE).connect().unwrap());
+    });
+}
+
+#[test]
+fn newcomers_survive_a_growth_whose_admissions_fail() {
+    // The newcomer has read its admission, or has not.
+    for writes in [true, false] {
+        let (memory, has_failed) = (Arc::new(Memory::default()), AtomicBool::new(false));
+        let has_failed = Arc::new(has_failed);
+        std::thread::scope(|scope| {
+            for rank in 0..2 {
+                let (memory, has_failed) = (memory.clone(), has_failed.clone());
+                scope.spawn(move || {
+                    let before_set = move |memory: &Memory, key: &str, value: &[u8]| {
+                        if !key.contains("/admission/") || has_failed.swap(true, Ordering::Relaxed) {
+                            return Ok(());
+                        }
+                        if writes {
+                            memory.set(key, value, PATIENCE)?;
+                        }
+                        Err(refuses())
+                    };
+                    let store = Watched { memory, before_set, after_get: |_: &str, _| {} };
+                    assert!(grow_despite_failures(member(Arc::new(store), rank).connect().unwrap()) > 0);
+                });
+            }
+            check(&newcomer(memory.clone()).start_timeout(PATIENCE).connect().unwrap());
+        });
+    }
+}
+
+#[test]
+fn a_newcomer_is_admitted_only_if_all_ranks_grow() {
+    let memory = Arc::new(Memory::default());
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let memory = memory.clone();
+            scope.spawn(move || {
+                let aborted: Arc<Mutex<Weak<Communicator>>> = Arc::default();
+                let of_store = aborted.clone();
+                // Rank 1 ends the smaller communicator when it has all that the larger one needs.
+                let after_get = move |key: &str, is_set: bool| {
+                    let is_last = rank == 1 && is_set && key.contains("growth-") && key.contains("/table");
+                    if let Some(comm) = of_store.lock().unwrap().upgrade().filter(|_| is_last) {
+                        comm.abort();
+                    }
+                };
+                let store = Watched { memory: memory.clone(), before_set: |_: &Memory, _: &str, _: &[u8]| Ok(()), after_get };
+                let comm = Arc::new(member(Arc::new(store), rank).connect().unwrap());
+                *aborted.lock().unwrap() = Arc::downgrade(&comm);
+                let error = loop {
+                    match comm.grow() {
+                        Ok(None) => {}
+                        Ok(Some(_)) => panic!("the ranks grow, although rank 1 has ended"),
+                        Err(error) => break error,
+                    }
+                };
+                assert!(!error.leaves_communicator_usable(), "{error}");
+                drop(comm);
+                // The newcomer still waits for a job of this name.
+                drop(grow_to(member(memory, rank).connect().unwrap(), 3));
+            });
+        }
+        check(&newcomer(memory.clone()).start_timeout(PATIENCE).connect().unwrap());
+    });
+}
+
+#[test]
+fn a_store_that_fails_is_not_opened_at_every_growth() {
+    let tries = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let (memory, tries) = (Arc::new(Memory::default()), Arc::new(tries));
+        for rank in 0..2 {
+            let (memory, tries) = (memory.clone(), tries.clone());
+            scope.spawn(move || {
+                let counts = tries.clone();
+                let before_set = move |_: &Memory, key: &str, _: &[u8]| match key {
+                    "waiting-list" => {
+                        counts.fetch_add(1, Ordering::Relaxed);
+                        Err(refuses())
+                    }
+                    _ => Ok(()),
+                };
+                let store = Watched { memory, before_set, after_get: |_: &str, _| {} };
+                let comm = member(Arc::new(store), rank).connect().unwrap();
+                let first = comm.grow().unwrap_err().to_string();
+                assert!(first.contains("the store refuses"), "{first}");
+                assert_eq!(comm.grow().unwrap_err().to_string(), first);
+                comm.barrier().unwrap();
+                assert_eq!(tries.load(Ordering::Relaxed), 1);
+            });
+        }
+    });
+}
+
+#[test]
+fn a_job_that_starts_again_admits_a_newcomer_of_the_last_one() {
+    let memory = Arc::new(Memory::default());
+    let run = |grow: fn(Communicator)| {
+        let memory = &memory;
+        std::thread::scope(|scope| {
+            (0..2).for_each(|rank| _ = scope.spawn(move || grow(member(memory.clone(), rank).connect().unwrap())))
+        });
+    };
+    run(|comm| assert!(comm.grow().unwrap().is_none()));
+    memory.wait_for_place("/closed");
+    std::thread::scope(|scope| {
+        let seen = Arc::new(AtomicBool::new(false));
+        let of_store = seen.clone();
+        let after_get =
+            move |key: &str, is_set: bool| _ = of_store.fetch_or(is_set && key.contains("/closed"), Ordering::Relaxed);
+        let store = Watched { memory: memory.clone(), before_set: |_: &Memory, _: &str, _: &[u8]| Ok(()), after_get };
+        let newcomer = scope.spawn(|| check(&newcomer(Arc::new(store)).start_timeout(PATIENCE).connect().unwrap()));
+        while !seen.load(Ordering::Relaxed) && !newcomer.is_finished() {
+            std::thread::yield_now();
+        }
+        run(|comm| drop(grow_to(comm, 3)));
+        newcomer.join().unwrap();
+    });
+}
+
+#[test]
+fn the_job_goes_on_after_a_rank_has_failed() {
+    let memory = beside_two(
+        |comm| {
+            assert!(comm.grow().unwrap().is_none());
+            comm.barrier().unwrap();
+            if comm.rank() == 0 {
+                comm.barrier().unwrap_err();
+            }
+        },
+        |memory| memory,
+    );
+    assert!(!memory.values.lock().unwrap().keys().any(|key| key.contains("/closed")), "rank 0 says that the job has ended");
+}
+
+#[test]
+fn a_newcomer_believes_only_what_the_ranks_can_write() {
+    let memory = Arc::new(Memory::default());
+    memory.set("waiting-list", &[&b"kolo-run"[..], &[3; 16], &[1], &[4; 32]].concat(), PATIENCE).unwrap();
+    let without_secret = Communicator::builder().store_object(memory.clone()).join(true).start_timeout(Duration::from_secs(2));
+    let error = without_secret.connect().map(drop).unwrap_err();
+    assert!(matches!(&error, Error::Store { problem: StoreError::Secret, .. }), "{error}");
+    assert_eq!(memory.values.lock().unwrap().len(), 1, "the newcomer has taken a place");
+}
+
+#[test]
+fn a_newcomer_says_that_no_rank_serves_the_store() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let builder = Communicator::builder().store(format!("tcp://127.0.0.1:{port}")).secret(SECRET).join(true);
+    let error = builder.start_timeout(Duration::from_secs(1)).connect().map(drop).unwrap_err();
+    assert!(matches!(error, Error::NotAdmitted { .. }) && error.to_string().contains("no rank has called grow"), "{error}");
+}
+
+#[test]
+fn a_lent_store_is_not_kept() {
+    let memory = Arc::new(Memory::default());
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let memory = memory.clone();
+            scope.spawn(move || {
+                let store = Arc::new(Deadly(memory, "no key"));
+                let kept = Arc::downgrade(&store);
+                let comm = member(store, rank).store_for_start_only().connect().unwrap();
+                assert!(kept.upgrade().is_none(), "the store is kept");
+                let error = comm.grow().unwrap_err();
+                assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+                comm.barrier().unwrap();
+            });
+        }
+    });
 }
 
 #[test]
@@ -283,29 +569,41 @@ fn a_newcomer_learns_why_it_waits_in_vain() {
     let alone = newcomer(Arc::new(Memory::default())).start_timeout(soon).connect().unwrap_err().to_string();
     assert!(alone.contains("there is no waiting list") && alone.contains("called grow"), "{alone}");
 
-    let step = std::sync::Barrier::new(3);
+    let step = Barrier::new(3);
     let member = |comm: Communicator| {
         let nothing = comm.grow();
         step.wait();
         step.wait();
         // The process that has waited in vain is passed over.
         let still_nothing = comm.grow();
+        step.wait();
+        step.wait();
         drop(comm);
         step.wait();
         assert!(nothing.unwrap().is_none() && still_nothing.unwrap().is_none());
     };
-    let (ignored, ended, waited) = beside_two(member, |store| {
+    let (ignored, ended, waited, late) = beside_two(member, |store| {
         step.wait();
         let ignored = newcomer(store.clone()).start_timeout(soon).connect().map(drop);
         step.wait();
-        step.wait();
+        // The ranks have looked when the last of them drops its communicator.
         let began = Instant::now();
-        let ended = newcomer(store).start_timeout(PATIENCE).connect().map(drop);
-        (ignored.unwrap_err().to_string(), ended.unwrap_err(), began.elapsed())
+        step.wait();
+        let ended = std::thread::scope(|scope| {
+            let waits = scope.spawn(|| newcomer(store.clone()).start_timeout(PATIENCE).connect().map(drop));
+            store.wait_for_place("/newcomer/1");
+            step.wait();
+            waits.join().unwrap()
+        });
+        step.wait();
+        let waited = began.elapsed();
+        let late = newcomer(store).start_timeout(soon).connect().map(drop);
+        (ignored.unwrap_err().to_string(), ended.unwrap_err(), waited, late.unwrap_err().to_string())
     });
     assert!(ignored.contains("the ranks did not call grow"), "{ignored}");
     assert!(matches!(ended, Error::NotAdmitted { .. }) && ended.to_string().contains("the job has ended"), "{ended}");
     assert!(waited < PATIENCE, "the newcomer waits although the job has ended");
+    assert!(late.contains("the job has ended"), "{late}");
 
     let error = newcomer(Arc::new(Memory::default())).rank(0).world_size(2).connect().unwrap_err();
     assert!(matches!(error, Error::Setting { .. }), "{error}");

@@ -161,7 +161,8 @@ pub unsafe extern "C" fn kolo_comm_init_store(
 }
 
 /// As kolo_comm_init_store, with a store that consists of the caller's functions. Only this thread
-/// calls them, and only until this returns.
+/// calls them, and only until this returns: the store may be freed then. So the communicator does not
+/// grow: kolo_comm_grow returns KOLO_ERR_UNSUPPORTED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_init_callbacks(
     comm: *mut kolo_comm_t,
@@ -174,7 +175,7 @@ pub unsafe extern "C" fn kolo_comm_init_callbacks(
     unsafe {
         connect(comm, || {
             let store = Callbacks::new(store)?;
-            Ok(ranks(builder(config)?, nranks, rank)?.store_object(Arc::new(store)))
+            Ok(ranks(builder(config)?, nranks, rank)?.store_object(Arc::new(store)).store_for_start_only())
         })
     }
 }
@@ -262,7 +263,8 @@ pub unsafe extern "C" fn kolo_comm_shrink(comm: kolo_comm_t, newcomm: *mut kolo_
 /// A collective call. If no process waits, it costs a look into the store on rank 0 and a small
 /// broadcast, so a program can call it every so many steps. Newcomers know nothing of the program's
 /// state: send it with kolo_broadcast. KOLO_ERR_NOT_GROWN on all ranks if the store or a newcomer
-/// fails: `comm` stays usable. KOLO_ERR_UNSUPPORTED if `comm` was split from another communicator.
+/// fails: `comm` stays usable. KOLO_ERR_UNSUPPORTED if `comm` was split from another communicator, or
+/// comes from kolo_comm_init_callbacks or kolo_comm_init_all.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_grow(comm: kolo_comm_t, newcomm: *mut kolo_comm_t) -> kolo_result_t {
     on(comm, |this| {

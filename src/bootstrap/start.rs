@@ -23,8 +23,8 @@ pub(crate) struct Start<'a> {
     pub(crate) store_url: Option<StoreUrl>,
     pub(crate) settings: &'a Settings,
     pub(crate) deadline: Instant,
-    /// Returns why a rank will not come, if that is known. Only the ranks of a communicator that
-    /// grows know.
+    /// Returns why a rank will not come, if that is known. Only the ranks and newcomers of a
+    /// communicator that grows know.
     pub(crate) absence: Option<&'a Absence<'a>>,
 }
 

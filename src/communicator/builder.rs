@@ -51,6 +51,7 @@ pub struct Builder {
     world_size: Option<usize>,
     store: Option<String>,
     store_object: Option<Arc<dyn Store>>,
+    store_is_lent: bool,
     store_is_served: bool,
     job: Option<String>,
     secret: Option<[u8; 32]>,
@@ -76,6 +77,7 @@ pub struct Builder {
     ports: Option<RangeInclusive<u16>>,
     insecure: Option<bool>,
     join: Option<bool>,
+    list_lifetime: Option<Duration>,
     trace_dir: Option<PathBuf>,
     trace_signal: Option<bool>,
     top_dir: Option<PathBuf>,
@@ -168,6 +170,13 @@ impl Builder {
     /// Sets a store of the caller's own where ranks find each other.
     pub fn store_object(mut self, store: Arc<dyn Store>) -> Self {
         self.store_object = Some(store);
+        self
+    }
+
+    /// Drops the store object when the ranks have connected. The communicator does not grow.
+    #[doc(hidden)]
+    pub fn store_for_start_only(mut self) -> Self {
+        self.store_is_lent = true;
         self
     }
 
@@ -417,6 +426,13 @@ impl Builder {
         self
     }
 
+    /// Sets after which time a waiting list is replaced. For tests.
+    #[doc(hidden)]
+    pub fn waiting_list_lifetime(mut self, lifetime: Duration) -> Self {
+        self.list_lifetime = Some(lifetime);
+        self
+    }
+
     /// Connects with all other ranks. Returns when all ranks have connected.
     ///
     /// # Errors
@@ -438,11 +454,14 @@ impl Builder {
         let Launch { launcher, rank, world_size, .. } = launch;
         let mut source = self.store_source(launch, &settings);
         if settings.join {
-            return join::join(Job::new(identity, settings, source), began);
+            return join::join(self.job_of(identity, settings, source), began);
         }
         if world_size == 1 {
             let alone = Communicator::alone(settings.clone())?;
-            return Ok(alone.of_job(Arc::new(Job::new(identity, settings, source))));
+            if self.store_is_lent {
+                return Ok(alone);
+            }
+            return Ok(alone.of_job(Arc::new(self.job_of(identity, settings, source))));
         }
         let (store, store_url) = source.open(rank == 0, &identity, deadline)?;
         source.keep_port(&*store, store_url.as_ref());
@@ -452,9 +471,21 @@ impl Builder {
         let (core, info, identity) = connect(&start)?;
         // All ranks have connected: the store is not needed before a growth.
         drop(store);
-        let job = Job::new(given, settings, source);
+        let comm = Communicator::new(core, info);
+        if self.store_is_lent {
+            return Ok(comm);
+        }
+        let job = self.job_of(given, settings, source);
         job.keep(identity);
-        Ok(Communicator::new(core, info).of_job(Arc::new(job)))
+        Ok(comm.of_job(Arc::new(job)))
+    }
+
+    fn job_of(&self, given: Identity, settings: Settings, source: StoreSource) -> Job {
+        let job = Job::new(given, settings, source);
+        match self.list_lifetime {
+            Some(lifetime) => job.list_lifetime(lifetime),
+            None => job,
+        }
     }
 
     /// The settings: the options, otherwise the environment variables.

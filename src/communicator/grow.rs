@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::connect::connect;
-use super::{Communicator, calls};
+use super::{Communicator, OfJob, calls};
 use crate::bootstrap::admission::{Job, Waiting, Within};
 use crate::bootstrap::identity::random_number;
 use crate::bootstrap::{OwnFailure, Start};
 use crate::buffer::{RawSlice, RawSliceMut};
-use crate::config::Settings;
+use crate::config::{Settings, SharedSettings};
 use crate::error::{Error, Result};
 use crate::exec::Call;
 use crate::failure::{Query, QueryError};
@@ -69,35 +69,41 @@ impl Communicator {
     ///
     /// [`Error::NotGrown`] on all ranks if the store fails, or if a newcomer fails while it is
     /// admitted: this communicator stays usable, and the newcomers that live wait for the next call.
-    /// It takes no longer than [`Builder::start_timeout`](crate::Builder::start_timeout).
-    /// [`Error::Unsupported`] if this communicator was split from another one, or if its ranks are
-    /// threads of [`Communicator::in_process`]. Otherwise those of every operation: see
-    /// [`Communicator`](Communicator#errors).
+    /// Each step takes at most [`Builder::start_timeout`](crate::Builder::start_timeout) from when
+    /// the last rank has come to it. If the waiting list cannot be opened, calls in the next 30 s
+    /// return the same error at once. [`Error::Unsupported`] if this communicator was split from
+    /// another one, or if its ranks are threads of [`Communicator::in_process`]. Otherwise those of
+    /// every operation: see [`Communicator`](Communicator#errors).
     pub fn grow(&self) -> Result<Option<Communicator>> {
         self.check_process(Op::Grow)?;
-        let Some(job) = &self.job else {
-            let why = "this communicator is a part of another one, or its ranks are threads of Communicator::in_process; call \
-                       grow on the communicator of all ranks, and split it again";
+        let Some(OfJob { job, .. }) = &self.job else {
+            let why = "this communicator is a part of another one, or its ranks are threads of Communicator::in_process, or it \
+                       started by a store that the program lent only for the start; call grow on the communicator of all ranks, \
+                       which started by another store, and split it again";
             return Err(Error::Unsupported { what: "growing", why: why.to_owned() });
         };
         // This communicator has failed: rank 0 must not look, because the others do not hear of it.
         if let Some(failure) = self.failure() {
             return Err(Error::Revoked { first: Arc::new(failure.clone()) });
         }
-        let deadline = Instant::now() + self.exec.state.info.start_timeout;
+        let deadline = self.growth_deadline();
         let found = if self.rank() == 0 { job.look(self.world_size(), deadline) } else { Ok(Vec::new()) };
         let mut words = match &found {
             Ok(newcomers) if newcomers.is_empty() => [NOTHING, 0, 0],
             Ok(newcomers) => [NEWCOMERS, random_number(), newcomers.len() as u64],
             Err(_) => [FAILURE, 0, 0],
         };
-        self.hear_rank_0(&mut words)?;
+        let heard = self.hear_rank_0(&mut words);
+        if heard.is_err() && found.as_ref().is_ok_and(|found| !found.is_empty()) {
+            job.reopen();
+        }
+        heard?;
         match words {
             [NEWCOMERS, growth, newcomers] => {
                 let found = found.unwrap_or_default();
                 let growth =
                     Growth { comm: self, job, number: growth, world_size: self.world_size() + newcomers as usize, found };
-                growth.run(deadline).map(Some)
+                growth.run().inspect_err(|_| job.reopen()).map(Some)
             }
             [FAILURE, ..] => {
                 let mut reason = [0; LONGEST_REASON];
@@ -117,6 +123,17 @@ impl Communicator {
     /// Takes what rank 0 has in `buf`.
     fn hear_rank_0<T: crate::types::Element>(&self, buf: &mut [T]) -> Result<()> {
         self.agree(calls::broadcast::<T>(RawSliceMut::of(buf), 0))
+    }
+
+    /// Returns the deadline of a step of a growth that all ranks have come to.
+    fn growth_deadline(&self) -> Instant {
+        Instant::now() + self.exec.state.info.start_timeout
+    }
+
+    /// Waits until all ranks of a communicator that has grown know that it has. Until then a rank may
+    /// drop it, because another one could not connect.
+    pub(super) fn confirm_growth(&self) -> Result<()> {
+        self.agree(calls::barrier())
     }
 
     /// Runs a small collective of a growth. A rank may come to it later than another one by as long
@@ -155,14 +172,18 @@ struct Growth<'a> {
 }
 
 impl Growth<'_> {
-    fn run(&self, deadline: Instant) -> Result<Communicator> {
+    fn run(&self) -> Result<Communicator> {
         let Growth { comm, job, number, .. } = *self;
         let began = Instant::now();
-        let (store, store_url) = comm.all_have(job.store_for_growth(deadline))?;
-        comm.all_have(job.admit(&self.found, number, comm.world_size()))?;
+        // The ranks may have come to this growth at very different times, and come together in each
+        // of these votes.
+        let (store, store_url) = comm.all_have(job.store_for_growth(comm.growth_deadline()))?;
+        comm.all_have(job.admit(&self.found, number, comm.world_size(), comm.growth_deadline()))?;
 
         let within = Within::new(&*store, number);
-        let settings = Settings { shared: comm.exec.state.settings, ..job.settings.clone() };
+        // A communicator of one host does not measure the network, whatever its settings say.
+        let shared = SharedSettings { measures: job.settings.shared.measures, ..comm.exec.state.settings };
+        let settings = Settings { shared, ..job.settings.clone() };
         let ended = Ended { growth: self, asked: Mutex::default() };
         let absence = |rank| ended.absence(rank);
         let start = Start {
@@ -172,15 +193,21 @@ impl Growth<'_> {
             store: &within,
             store_url,
             settings: &settings,
-            deadline,
+            deadline: comm.growth_deadline(),
             absence: Some(&absence),
         };
         // The new ranks may offer metrics at the ports of the old ones.
         comm.exec.state.core.lock().fabric().withdraw_offers();
-        let larger = connect(&start).map(|(core, info, _)| comm.of_same_process(core, info).of_job(job.clone()));
-        let larger = comm.all_have(larger);
+        let larger = connect(&start).map(|(core, info, _)| comm.of_same_process(core, info));
+        let larger = comm.all_have(larger).map(|larger| larger.of_job(job.clone()));
         match &larger {
-            Ok(larger) => tracing::info!(ranks = larger.world_size(), of = comm.world_size(), after = ?began.elapsed(), "grown"),
+            Ok(larger) => {
+                tracing::info!(ranks = larger.world_size(), of = comm.world_size(), after = ?began.elapsed(), "grown");
+                if let Err(error) = larger.confirm_growth() {
+                    // All ranks have the larger communicator, whose next operation reports this.
+                    tracing::info!(%error, "a rank has failed since the communicator has grown");
+                }
+            }
             Err(error) => {
                 tracing::info!(%error, "a growth failed");
                 comm.exec.state.core.lock().fabric().renew_offers(&settings, Instant::now() + ASK);
@@ -200,6 +227,12 @@ struct Ended<'a> {
 impl Ended<'_> {
     /// Returns the failure of a rank of the larger communicator, if it has ended.
     fn absence(&self, rank: Rank) -> Option<OwnFailure> {
+        let comm = self.growth.comm;
+        if let Some(failure) = comm.failure() {
+            let Member { host, pid } = comm.exec.state.info.members[comm.rank()].clone();
+            let why = format!("the communicator ended while it grew: {failure}");
+            return Some(OwnFailure { rank: comm.rank(), host: host.to_string(), pid, why });
+        }
         let now = Instant::now();
         // The first question comes after a while: a rank that lives has come by then.
         let is_due = now >= *self.asked.lock().get_or_insert(now) + ASK_AGAIN;
@@ -207,7 +240,6 @@ impl Ended<'_> {
             return None;
         }
         *self.asked.lock() = Some(now);
-        let comm = self.growth.comm;
         let Some(first) = rank.checked_sub(comm.world_size()) else { return ended_member(comm, rank) };
         self.growth.found.get(first)?.absence(rank)
     }

@@ -1,7 +1,9 @@
 //! How a process joins a job that has started.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::Communicator;
 use super::connect::connect;
@@ -9,31 +11,49 @@ use crate::bootstrap::Start;
 use crate::bootstrap::admission::{Job, Newcomer, Within};
 use crate::error::{Error, Result};
 
+/// How often a newcomer looks whether the growth that admits it has ended, while it waits for a rank.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
 /// Waits until the ranks of a job admit this process, and connects with them. If a growth fails, it
 /// waits for the next.
 pub(super) fn join(job: Job, began: Instant) -> Result<Communicator> {
     let mut newcomer = Newcomer::new(&job, began, began + job.settings.start_timeout)?;
-    let (core, info, identity) = loop {
+    let (comm, identity) = loop {
         let admitted = newcomer.wait()?;
+        let asked = Mutex::new(Instant::now());
+        let absence = |rank| {
+            let is_due = asked.lock().elapsed() >= ASK_AGAIN;
+            if !is_due {
+                return None;
+            }
+            *asked.lock() = Instant::now();
+            newcomer.absence(&admitted, rank)
+        };
         let within = Within::new(&*admitted.store, admitted.growth);
         let start = Start {
             rank: admitted.rank,
             world_size: admitted.world_size,
-            identity: admitted.identity,
+            identity: admitted.identity.clone(),
             store: &within,
-            store_url: admitted.store_url,
+            store_url: admitted.store_url.clone(),
             settings: &job.settings,
             deadline: Instant::now() + job.settings.start_timeout,
-            absence: None,
+            absence: Some(&absence),
         };
         match connect(&start) {
-            Ok(connected) => break connected,
+            Ok((core, info, identity)) => {
+                let comm = Communicator::new(core, info);
+                match comm.confirm_growth() {
+                    Ok(()) => break (comm, identity),
+                    Err(error) => newcomer.failed(error),
+                }
+            }
             Err(error @ (Error::Peer { .. } | Error::Missing { .. } | Error::Store { .. })) => newcomer.failed(error),
             Err(error) => return Err(error),
         }
     };
     drop(newcomer);
-    tracing::info!(rank = info.rank, world_size = info.members.len(), after = ?began.elapsed(), "joined the job");
+    tracing::info!(rank = comm.rank(), world_size = comm.world_size(), after = ?began.elapsed(), "joined the job");
     job.keep(identity);
-    Ok(Communicator::new(core, info).of_job(Arc::new(job)))
+    Ok(comm.of_job(Arc::new(job)))
 }

@@ -23,8 +23,8 @@ use std::sync::Arc;
 
 use crate::bootstrap::admission::Job;
 use crate::config::WireDType;
-use crate::error::{Error, Result};
-use crate::exec::{Core, Executor};
+use crate::error::{Cause, Error, Result};
+use crate::exec::{CommState, Core, Executor};
 use crate::failure::CommInfo;
 use crate::schedule::select::{Choice, Layout};
 use crate::shm::MOST_RANKS;
@@ -84,7 +84,25 @@ pub use stream::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
 pub struct Communicator {
     pub(crate) exec: Executor,
     /// The job that newcomers can join; `None` for a part of its ranks, and for threads.
-    job: Option<Arc<Job>>,
+    job: Option<OfJob>,
+}
+
+/// A communicator's part in the job.
+struct OfJob {
+    job: Arc<Job>,
+    number: usize,
+    state: Arc<CommState>,
+}
+
+impl Drop for OfJob {
+    fn drop(&mut self) {
+        // Ending a communicator by an abort is the program's choice.
+        let has_failed = match self.state.failure.get().map(|failure| &**failure) {
+            None | Some(Error::Aborted { .. } | Error::Peer { cause: Cause::Aborted, .. }) => false,
+            Some(_) => true,
+        };
+        self.job.ends(self.number, has_failed || std::thread::panicking());
+    }
 }
 
 impl Communicator {
@@ -94,7 +112,8 @@ impl Communicator {
 
     /// Lets newcomers join a job.
     fn of_job(self, job: Arc<Job>) -> Communicator {
-        Communicator { job: Some(job), ..self }
+        let state = self.exec.state.clone();
+        Communicator { job: Some(OfJob { number: job.begins(), job, state }), ..self }
     }
 
     /// Replaces the devices of the machine.

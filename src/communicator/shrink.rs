@@ -60,7 +60,13 @@ impl Communicator {
             let left = (began + info.start_timeout).saturating_duration_since(Instant::now());
             let starting = CommInfo { timeout: left.max(LEAST), ..info.clone() };
             match next.connect(&starting, Instant::now()) {
-                Ok(()) => return Ok(Communicator { job: self.job.clone(), ..self.of_same_process(next, info) }),
+                Ok(()) => {
+                    let next = self.of_same_process(next, info);
+                    return Ok(match &self.job {
+                        Some(of_job) => next.of_job(of_job.job.clone()),
+                        None => next,
+                    });
+                }
                 Err(error @ Error::Peer { .. }) if !left.is_zero() => {
                     tracing::info!(%error, "survivors of a failure have failed, too");
                     let culprits: Vec<Rank> = error.culprit().into_iter().collect();

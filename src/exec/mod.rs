@@ -51,4 +51,5 @@ pub(crate) use core::Core;
 pub(crate) use device_state::drain;
 pub(crate) use lent::Lent;
 pub(crate) use raw::Raw;
+pub(crate) use state::CommState;
 pub(crate) use submit::Executor;

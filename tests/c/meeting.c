@@ -115,6 +115,11 @@ static void *one_rank(void *argument) {
   case BY_URL: OK(kolo_comm_init_store(&comm, world, url, rank, NULL)); break;
   default: OK(kolo_comm_init_callbacks(&comm, world, &store, rank, NULL));
   }
+  if (way == BY_CALLBACKS || way == BY_CALLBACKS_WITHOUT_CLAIM) {
+    /* The store was lent for the start only. */
+    kolo_comm_t larger;
+    CHECK(kolo_comm_grow(comm, &larger) == KOLO_ERR_UNSUPPORTED && larger == NULL);
+  }
   use(comm, rank);
   OK(kolo_barrier(comm, NULL));
   OK(kolo_comm_destroy(comm));

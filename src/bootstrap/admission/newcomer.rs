@@ -9,6 +9,7 @@ use crate::bootstrap::address;
 use crate::bootstrap::announcement::{self, Announcement, Source};
 use crate::bootstrap::endpoint::Endpoint;
 use crate::bootstrap::identity::Identity;
+use crate::bootstrap::peer_table::OwnFailure;
 use crate::bootstrap::signed::SignedStore;
 use crate::bootstrap::start::Start;
 use crate::bootstrap::store::{Store, StoreUrl};
@@ -21,6 +22,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(300);
 /// The pause before a store that failed is opened again, and before a value is read again that has
 /// to change.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// Why no rank admits a process.
+const ENDED: &str = "the job has ended";
+const NO_LIST: &str =
+    "there is no waiting list: no rank has called grow, or the job has ended; check that KOLO_STORE names the store of the job";
 
 /// A process that waits.
 pub(crate) struct Newcomer<'a> {
@@ -58,7 +64,8 @@ pub(crate) struct Admitted {
 impl<'a> Newcomer<'a> {
     /// Opens the store. Waits until the deadline for one that is not served yet.
     pub(crate) fn new(job: &'a Job, began: Instant, deadline: Instant) -> Result<Newcomer<'a>> {
-        let (store, place) = job.open_store(false, deadline)?;
+        let opened = job.open_store(false, deadline);
+        let (store, place) = opened.map_err(|error| no_store(job, began, error))?;
         Ok(Newcomer { job, began, deadline, store, place, announced: None, waits: None, why: None })
     }
 
@@ -86,8 +93,8 @@ impl<'a> Newcomer<'a> {
                 Some(problem) => {
                     tracing::info!(%problem, "the store failed while this process waited to be admitted; opening it again");
                     self.leave();
-                    let (store, place) = self.job.open_store(false, self.deadline)?;
-                    (self.store, self.place) = (store, place);
+                    let opened = self.job.open_store(false, self.deadline);
+                    (self.store, self.place) = opened.map_err(|error| no_store(self.job, self.began, error))?;
                 }
             }
             std::thread::sleep(PAUSE.min(self.deadline.saturating_duration_since(Instant::now())));
@@ -99,6 +106,20 @@ impl<'a> Newcomer<'a> {
         tracing::info!(%error, "the growth that admitted this process failed; it waits for another");
         self.leave();
         self.why = Some(error);
+    }
+
+    /// Returns why the growth that admits this process has ended, if it has: rank 0 has announced
+    /// another list since, or the job has ended.
+    pub(crate) fn absence(&self, admitted: &Admitted, rank: Rank) -> Option<OwnFailure> {
+        let current = admitted.store.get(announcement::WAITING_LIST, Duration::ZERO).ok()?;
+        let why = if current != self.announced {
+            "the growth has failed"
+        } else if is_closed(&*admitted.store, &admitted.identity) {
+            ENDED
+        } else {
+            return None;
+        };
+        Some(OwnFailure { rank, host: "the job".to_owned(), pid: 0, why: why.to_owned() })
     }
 
     fn leave(&mut self) {
@@ -119,9 +140,8 @@ impl<'a> Newcomer<'a> {
         let signed = SignedStore::new(&*self.store, &place.identity);
         let admission = match signed.get(&admission_at(place.number), 0, patience) {
             Err(StoreError::Forged { .. }) | Ok(None) => {
-                if let Ok(Some(_)) = signed.get(CLOSED, 0, Duration::ZERO) {
-                    let why = "the job has ended".to_owned();
-                    return Err(Problem::Final(self.refused(why)));
+                if is_closed(&*self.store, &place.identity) {
+                    return Err(Problem::Final(self.refused(ENDED.to_owned())));
                 }
                 return Ok(None);
             }
@@ -141,9 +161,15 @@ impl<'a> Newcomer<'a> {
         }
     }
 
-    /// Takes a place in the list of an announcement; `None` if the announcement cannot be trusted.
+    /// Takes a place in the list of an announcement; `None` if the announcement cannot be trusted, or
+    /// the list is closed.
     fn take_place(&mut self, announced: &[u8]) -> Result<Option<Place>, Problem> {
         let Some(identity) = self.learn(announced) else { return Ok(None) };
+        if is_closed(&*self.store, &identity) {
+            // The job may be started again.
+            self.why = Some(self.refused(ENDED.to_owned()));
+            return Ok(None);
+        }
         let settings = &self.job.settings;
         let ip = address::choose(self.place.as_ref(), settings.interface.as_deref(), settings.rails.as_deref(), self.deadline)
             .map_err(Problem::Final)?
@@ -199,12 +225,13 @@ impl<'a> Newcomer<'a> {
                 let is_of_job = announcement.is_of(announcement::WAITING_LIST, &*self.store, &identity);
                 is_of_job.then_some(identity).ok_or_else(|| StoreError::Forged { key: announcement::WAITING_LIST.to_owned() })
             }
-            (Source::Shared { secret }, None) => Ok(identity(secret)),
+            // Any process may have written a secret into another store.
+            (Source::Shared { secret }, None) if self.store.is_private() => Ok(identity(secret)),
             _ => Err(StoreError::Secret),
         };
         match learned {
             Ok(identity) => {
-                self.why.take_if(|why| matches!(why, Error::Store { .. }));
+                self.why.take_if(|why| matches!(why, Error::Store { .. } | Error::NotAdmitted { .. }));
                 Some(identity)
             }
             Err(problem) => {
@@ -227,8 +254,7 @@ impl<'a> Newcomer<'a> {
                     .to_owned(),
             ),
             (None, None) => self.refused(
-                "there is no waiting list: no rank has called grow, or the job has ended; check that KOLO_STORE names the store of the job"
-                    .to_owned(),
+                NO_LIST.to_owned(),
             ),
         }
     }
@@ -237,6 +263,22 @@ impl<'a> Newcomer<'a> {
         let job = self.job.given().job().to_owned();
         Error::NotAdmitted { job, store: self.store.url(), waited: self.began.elapsed(), why }
     }
+}
+
+/// Returns the error of a process that cannot open the store.
+fn no_store(job: &Job, began: Instant, error: Error) -> Error {
+    match error {
+        Error::Store { store, problem: problem @ StoreError::Unreachable { .. } } => {
+            let (job, waited) = (job.given().job().to_owned(), began.elapsed());
+            Error::NotAdmitted { job, store, waited, why: format!("{NO_LIST} ({problem})") }
+        }
+        error => error,
+    }
+}
+
+/// Returns whether a list is closed.
+fn is_closed(store: &dyn Store, identity: &Identity) -> bool {
+    matches!(SignedStore::new(store, identity).get(CLOSED, 0, Duration::ZERO), Ok(Some(_)))
 }
 
 /// Why a look into the store failed.

@@ -1,5 +1,6 @@
 //! The waiting list, as rank 0 of the communicator sees it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,14 +26,14 @@ const PLACES_AT_ONCE: usize = 64;
 const PROBE: Duration = Duration::from_secs(1);
 const PROBES: Duration = Duration::from_secs(2);
 
+/// How often a newcomer is probed that gives no answer.
+const TRIES: u32 = 3;
+
 /// How long the store may take for a value.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long the store may take to learn that the job has ended.
 const GOODBYE: Duration = Duration::from_millis(500);
-
-/// When a list is replaced. Stores keep values for an hour.
-const LIFETIME: Duration = Duration::from_secs(600);
 
 /// The list of those who wait.
 pub(super) struct WaitingList {
@@ -42,6 +43,8 @@ pub(super) struct WaitingList {
     identity: Identity,
     /// The first place that has not been read.
     next: usize,
+    /// Newcomers that gave no answer, and how often they were probed.
+    silent: VecDeque<(Waiting, u32)>,
     opened: Instant,
 }
 
@@ -59,30 +62,50 @@ impl Waiting {
         self.peer.process()
     }
 
-    /// Returns whether the newcomer's listener answers.
-    fn answers(&self) -> bool {
-        let answer = self.dial();
-        if let Err(error) = &answer {
-            tracing::info!(?error, newcomer = self.process(), "a newcomer has ended, or cannot be reached; it is not admitted");
+    /// Asks the newcomer's listener whether it waits.
+    fn probe(&self) -> Probed {
+        match self.dial() {
+            Ok(()) => Probed::Waits,
+            Err(error) => {
+                tracing::info!(
+                    ?error,
+                    newcomer = self.process(),
+                    "a newcomer has ended, or cannot be reached; it is not admitted"
+                );
+                if is_gone(&error) { Probed::Gone } else { Probed::Silent }
+            }
         }
-        answer.is_ok()
     }
 
     /// Returns that the newcomer has ended, if it has, as the failure of a rank.
     pub(crate) fn absence(&self, rank: Rank) -> Option<OwnFailure> {
-        let is_gone = match self.dial() {
-            Err(DialError::Connect(error)) => error.kind() == std::io::ErrorKind::ConnectionRefused,
-            // Another process got its port.
-            Err(DialError::Refused(_)) => true,
-            Ok(()) | Err(DialError::Io(_)) => false,
-        };
+        let error = self.dial().err()?;
         let why = "its process ended while it was being admitted".to_owned();
-        is_gone.then(|| OwnFailure { rank, host: self.peer.host.clone(), pid: self.peer.pid, why })
+        is_gone(&error).then(|| OwnFailure { rank, host: self.peer.host.clone(), pid: self.peer.pid, why })
     }
 
     fn dial(&self) -> Result<(), DialError> {
         let hello = Hello::new(Purpose::Probe, 0, self.place + 1, self.place);
         listener::dial(self.peer.address, &self.identity, &hello, Instant::now() + PROBE).map(drop)
+    }
+}
+
+/// What a probe of a newcomer has found.
+enum Probed {
+    Waits,
+    /// Its process has ended.
+    Gone,
+    /// It may live.
+    Silent,
+}
+
+/// Returns whether this error of a probe means that the process has ended.
+fn is_gone(error: &DialError) -> bool {
+    match error {
+        DialError::Connect(error) => error.kind() == std::io::ErrorKind::ConnectionRefused,
+        // Another process got its port.
+        DialError::Refused(_) => true,
+        DialError::Io(_) => false,
     }
 }
 
@@ -114,7 +137,7 @@ impl WaitingList {
         let set = store.set(announcement::WAITING_LIST, &announcement.encode(), PATIENCE);
         set.map_err(|problem| problem.at(store.url()))?;
         tracing::info!(store = store.url(), "opened a waiting list for newcomers");
-        Ok(WaitingList { store, place, identity, next: 0, opened: Instant::now() })
+        Ok(WaitingList { store, place, identity, next: 0, silent: VecDeque::new(), opened: Instant::now() })
     }
 
     pub(super) fn store(&self) -> &Arc<dyn Store> {
@@ -125,54 +148,73 @@ impl WaitingList {
         &self.identity
     }
 
-    pub(super) fn is_due(&self) -> bool {
-        self.opened.elapsed() >= LIFETIME
+    /// Returns how long ago the list was opened.
+    pub(super) fn age(&self) -> Duration {
+        self.opened.elapsed()
     }
 
     /// Returns the newcomers that wait, as many as a communicator of `ranks` ranks can admit.
     pub(super) fn look(&mut self, ranks: usize, settings: &Settings) -> Result<Vec<Waiting>> {
-        let store = self.store.clone();
-        let (signed, began) = (SignedStore::new(&*store, &self.identity), Instant::now());
-        let mut found = Vec::new();
-        for _ in 0..PLACES_AT_ONCE.min(MOST_RANKS.saturating_sub(ranks)) {
-            let peer = match signed.get(&newcomer_at(self.next), self.next, Duration::ZERO) {
-                Ok(None) => break,
-                Ok(Some(bytes)) => PeerInfo::decode(&bytes).filter(|peer| peer.rank == self.next),
-                Err(StoreError::Forged { key }) => {
-                    tracing::warn!(key, "a value in the waiting list has no valid signature; it is passed over");
-                    None
-                }
-                Err(problem) => return Err(problem.at(store.url())),
-            };
-            let place = self.next;
-            self.next += 1;
-            let Some(peer) = peer else { continue };
-            match disagreement(&peer, settings) {
-                Some(refusal) => self.write(place, &Admission::Refused(refusal))?,
-                None => {
-                    let waiting = Waiting { place, peer, identity: self.identity.clone() };
-                    found.extend(Some(waiting).filter(Waiting::answers));
-                }
-            }
+        let most = PLACES_AT_ONCE.min(MOST_RANKS.saturating_sub(ranks));
+        let mut asked = std::mem::take(&mut self.silent);
+        let (began, mut found) = (Instant::now(), Vec::new());
+        for _ in 0..most {
             if began.elapsed() >= PROBES {
                 break;
             }
+            let (waiting, tries) = match asked.pop_front() {
+                Some(asked) => asked,
+                None => match self.read_next(settings)? {
+                    Read::Newcomer(waiting) => (waiting, 0),
+                    Read::Other => continue,
+                    Read::Nothing => break,
+                },
+            };
+            match waiting.probe() {
+                Probed::Waits => found.push(waiting),
+                Probed::Silent if tries + 1 < TRIES => self.silent.push_back((waiting, tries + 1)),
+                Probed::Silent | Probed::Gone => {}
+            }
         }
+        asked.append(&mut self.silent);
+        self.silent = asked;
         Ok(found)
     }
 
-    /// Tells newcomers that they become the ranks from `first` on of a communicator.
-    pub(super) fn admit(&self, newcomers: &[Waiting], growth: u64, first: Rank) -> Result<()> {
+    /// Reads the next place. Refuses a newcomer that cannot be a rank of this job.
+    fn read_next(&mut self, settings: &Settings) -> Result<Read> {
+        let (signed, place) = (SignedStore::new(&*self.store, &self.identity), self.next);
+        let peer = match signed.get(&newcomer_at(place), place, Duration::ZERO) {
+            Ok(None) => return Ok(Read::Nothing),
+            Ok(Some(bytes)) => PeerInfo::decode(&bytes).filter(|peer| peer.rank == place),
+            Err(StoreError::Forged { key }) => {
+                tracing::warn!(key, "a value in the waiting list has no valid signature; it is passed over");
+                None
+            }
+            Err(problem) => return Err(problem.at(self.store.url())),
+        };
+        self.next += 1;
+        let Some(peer) = peer else { return Ok(Read::Other) };
+        if let Some(refusal) = disagreement(&peer, settings) {
+            self.write(place, &Admission::Refused(refusal), PATIENCE)?;
+            return Ok(Read::Other);
+        }
+        Ok(Read::Newcomer(Waiting { place, peer, identity: self.identity.clone() }))
+    }
+
+    /// Tells newcomers, by the deadline, that they become the ranks from `first` on of a communicator.
+    pub(super) fn admit(&self, newcomers: &[Waiting], growth: u64, first: Rank, deadline: Instant) -> Result<()> {
         let world_size = first + newcomers.len();
         for (rank, newcomer) in (first..).zip(newcomers) {
-            self.write(newcomer.place, &Admission::Admitted { growth, rank, world_size })?;
+            let patience = PATIENCE.min(deadline.saturating_duration_since(Instant::now()));
+            self.write(newcomer.place, &Admission::Admitted { growth, rank, world_size }, patience)?;
         }
         Ok(())
     }
 
-    fn write(&self, place: usize, admission: &Admission) -> Result<()> {
+    fn write(&self, place: usize, admission: &Admission, patience: Duration) -> Result<()> {
         let signed = SignedStore::new(&*self.store, &self.identity);
-        let written = signed.set(&admission_at(place), 0, &admission.encode(), PATIENCE);
+        let written = signed.set(&admission_at(place), 0, &admission.encode(), patience);
         written.map_err(|problem| problem.at(self.store.url()))
     }
 
@@ -182,6 +224,14 @@ impl WaitingList {
             tracing::debug!(%problem, "cannot tell newcomers that the job has ended");
         }
     }
+}
+
+/// What is at a place of the list.
+enum Read {
+    Newcomer(Waiting),
+    /// A newcomer that was refused, or the value of a stranger.
+    Other,
+    Nothing,
 }
 
 /// Returns why a newcomer cannot be a rank of this job, if it cannot.

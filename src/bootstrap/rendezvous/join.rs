@@ -117,6 +117,8 @@ pub(super) fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(End
         }
         state = match advance(start, ip, state, &mut seen, is_late)? {
             Advanced::Joined(endpoint, identity, table) => return Ok((endpoint, identity, table)),
+            // A growth has one run.
+            Advanced::Waits(_, Some(error)) if start.absence.is_some() => return Err(error),
             Advanced::Waits(state, error) => {
                 end = error;
                 state
