@@ -77,9 +77,9 @@ impl HostOrder {
             starts.chain([hosts.len()]).collect()
         };
         let dividing = || (0..levels).rev().map(racks_at).filter(|racks| (2..hosts.len()).contains(&(racks.len() - 1)));
-        // A level at which nearly each host has a rack of its own says less than the next larger one.
-        let has_pairs = |racks: &Vec<usize>| 2 * (racks.len() - 1) <= hosts.len();
-        let racks = dividing().find(has_pairs).or_else(|| dividing().next())?;
+        // A level at which most hosts have a rack of their own says less than the next larger one.
+        let has_company = |racks: &Vec<usize>| 3 * (racks.len() - 1) <= 2 * hosts.len();
+        let racks = dividing().find(has_company).or_else(|| dividing().next())?;
         Some(HostOrder { hosts, racks })
     }
 

@@ -249,7 +249,7 @@ mod tests {
         let (title, lines) = text.split_once('\n').unwrap();
         fs::write(&path, format!("{title}\ngarbage\n{lines}half\t")).unwrap();
         assert_eq!(read(&path), known);
-        for other in [text.replacen('1', "2", 1), "\u{0}".repeat(100), String::new()] {
+        for other in [text.replacen(TITLE, "kolo network costs 1", 1), "\u{0}".repeat(100), String::new()] {
             fs::write(&path, other).unwrap();
             assert_eq!(read(&path), []);
         }
