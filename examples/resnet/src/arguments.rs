@@ -133,9 +133,13 @@ pub(crate) struct TrainArgs {
     /// environment
     #[arg(long, value_name = "URL", default_value = ENVIRONMENT)]
     pub(crate) dist_url: String,
-    /// When a rank dies, the other ranks continue without it
+    /// When a rank dies, the other ranks continue without it; at each epoch they admit processes
+    /// that were started with KOLO_JOIN=1
     #[arg(long)]
     pub(crate) elastic: bool,
+    /// With --nproc and --elastic: replace ranks that die, at most N in all
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "elastic")]
+    pub(crate) max_restarts: usize,
 
     /// Continue from a checkpoint: the file, or the folder of the run
     #[arg(long, value_name = "CHECKPOINT")]

@@ -4,6 +4,9 @@
 //! process, or by rank 0 at `--dist-url`. On several nodes, `--world-size` and `--rank` count
 //! nodes, and rank 0 serves the store at `--dist-url`. `kolo run` does more: it forwards signals
 //! and marks each line of output with its rank.
+//!
+//! With `--elastic --max-restarts N`, this process replaces ranks that die: it starts processes that
+//! join the run.
 
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -19,6 +22,15 @@ const STARTED: &str = "KOLO_RESNET_STARTED";
 /// How long the other ranks may take to report and end after a rank has failed.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// How long a process that replaces a rank waits for the next epoch, unless `KOLO_START_TIMEOUT` is
+/// set.
+const JOIN_TIMEOUT: &str = "60m";
+
+/// Returns whether this process joins a run that has started. The values are those that kolo takes.
+pub(crate) fn joins() -> bool {
+    std::env::var("KOLO_JOIN").is_ok_and(|value| ["1", "true", "yes"].contains(&value.as_str()))
+}
+
 /// Returns how many ranks this process starts; `None` if it is a rank itself.
 pub(crate) fn ranks(args: &TrainArgs) -> Option<usize> {
     if std::env::var_os(STARTED).is_some() {
@@ -29,6 +41,12 @@ pub(crate) fn ranks(args: &TrainArgs) -> Option<usize> {
 
 /// Starts the ranks and waits for them.
 pub(crate) fn launch(args: &TrainArgs, count: usize) -> Result<ExitCode, String> {
+    if joins() {
+        return Err(
+            "with KOLO_JOIN=1 this process joins a run as one rank: leave out --nproc (or --multiprocessing-distributed)"
+                .to_owned(),
+        );
+    }
     let (nodes, node) = match (args.world_size.unwrap_or(1), args.rank) {
         (nodes, None) if nodes > 1 => {
             return Err(format!(
@@ -57,17 +75,22 @@ pub(crate) fn launch(args: &TrainArgs, count: usize) -> Result<ExitCode, String>
     let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
     #[cfg(windows)]
     ranks_end_with_this_process()?;
-    let mut ranks = Ranks(Vec::new());
-    for local in 0..count {
+    let start = |local: Option<usize>| {
         let mut command = Command::new(&program);
-        command
-            .args(std::env::args_os().skip(1))
-            .env(STARTED, "1")
-            .env("KOLO_RANK", (node * count + local).to_string())
-            .env("KOLO_WORLD_SIZE", (nodes * count).to_string())
-            .env("KOLO_LOCAL_RANK", local.to_string())
-            .env("KOLO_LOCAL_WORLD_SIZE", count.to_string())
-            .stdin(Stdio::null());
+        command.args(std::env::args_os().skip(1)).env(STARTED, "1").stdin(Stdio::null());
+        match local {
+            Some(local) => command
+                .env("KOLO_RANK", (node * count + local).to_string())
+                .env("KOLO_WORLD_SIZE", (nodes * count).to_string())
+                .env("KOLO_LOCAL_RANK", local.to_string())
+                .env("KOLO_LOCAL_WORLD_SIZE", count.to_string()),
+            None => {
+                if std::env::var_os("KOLO_START_TIMEOUT").is_none() {
+                    command.env("KOLO_START_TIMEOUT", JOIN_TIMEOUT);
+                }
+                command.env("KOLO_JOIN", "1")
+            }
+        };
         if let Some(server) = &server {
             command.env("KOLO_STORE", server.url()).env("KOLO_STORE_SERVED", "1");
         }
@@ -76,9 +99,13 @@ pub(crate) fn launch(args: &TrainArgs, count: usize) -> Result<ExitCode, String>
         }
         #[cfg(target_os = "linux")]
         die_with_parent(&mut command);
-        ranks.0.push(Some(command.spawn().map_err(|error| format!("rank {local} cannot be started: {error}"))?));
+        command.spawn()
+    };
+    let mut ranks = Ranks(Vec::new());
+    for local in 0..count {
+        ranks.0.push(Some(start(Some(local)).map_err(|error| format!("rank {local} cannot be started: {error}"))?));
     }
-    ranks.wait(args.elastic)
+    ranks.wait(args.elastic, args.max_restarts, || start(None))
 }
 
 /// Ends a rank when its launcher ends.
@@ -118,24 +145,42 @@ fn ranks_end_with_this_process() -> Result<(), String> {
 struct Ranks(Vec<Option<Child>>);
 
 impl Ranks {
-    fn wait(&mut self, elastic: bool) -> Result<ExitCode, String> {
-        let mut failed = 0;
+    /// Waits for all ranks. With `elastic`, replaces up to `restarts` ranks that die, as long as the
+    /// run continues.
+    fn wait(
+        &mut self,
+        elastic: bool,
+        mut restarts: usize,
+        replace: impl Fn() -> std::io::Result<Child>,
+    ) -> Result<ExitCode, String> {
+        let (mut failed, mut succeeded) = (0, 0);
         let mut deadline: Option<Instant> = None;
-        let count = self.0.len();
         while self.0.iter().any(Option::is_some) {
+            let mut lost = Vec::new();
             for (rank, place) in self.0.iter_mut().enumerate() {
                 let Some(child) = place else { continue };
                 let Some(status) = child.try_wait().map_err(|error| format!("rank {rank} cannot be waited for: {error}"))? else {
                     continue;
                 };
-                if !status.success() {
-                    failed += 1;
+                if status.success() {
+                    succeeded += 1;
+                } else {
                     complain(&format!("rank {rank} (pid {}) ended: {status}", child.id()));
-                    if !elastic {
-                        deadline.get_or_insert(Instant::now() + GRACE);
-                    }
+                    lost.push(rank);
                 }
                 *place = None;
+            }
+            failed += lost.len();
+            if !lost.is_empty() && !elastic {
+                deadline.get_or_insert(Instant::now() + GRACE);
+            }
+            // A rank that succeeds has made the last epoch, which no process joins.
+            let continues = elastic && succeeded == 0 && self.0.iter().any(Option::is_some);
+            for rank in lost.into_iter().take(if continues { restarts } else { 0 }) {
+                let child = replace().map_err(|error| format!("rank {rank} cannot be replaced: {error}"))?;
+                restarts -= 1;
+                complain(&format!("pid {} joins at the next epoch (restarts left: {restarts})", child.id()));
+                self.0[rank] = Some(child);
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break;
@@ -143,7 +188,7 @@ impl Ranks {
             // There is no wait for several children in the standard library; a run takes minutes.
             std::thread::sleep(Duration::from_millis(20));
         }
-        let all_went_on = elastic && failed < count;
+        let all_went_on = elastic && succeeded > 0;
         Ok(if failed == 0 || all_went_on { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }

@@ -21,6 +21,11 @@ pub(crate) enum Event {
         ranks: usize,
         reason: String,
     },
+    /// Processes joined at the start of an epoch.
+    Grow {
+        step: u64,
+        ranks: usize,
+    },
 }
 
 /// The start of a run, and each resumption.
@@ -88,7 +93,7 @@ impl Event {
             Event::Start(start) => start.step,
             Event::Step(step) => step.step,
             Event::Epoch(epoch) => epoch.step,
-            Event::Shrink { step, .. } => *step,
+            Event::Shrink { step, .. } | Event::Grow { step, .. } => *step,
         }
     }
 }

@@ -24,6 +24,13 @@ impl Run {
     }
 
     fn of(name: String, events: Vec<Event>) -> Option<Run> {
+        // Each rank keeps its number of images in a step.
+        let resize = |start: &mut Option<Start>, ranks: usize| {
+            if let Some(start) = start {
+                start.global_batch = start.global_batch / start.ranks.max(1) * ranks;
+                start.ranks = ranks;
+            }
+        };
         let (mut start, mut steps, mut epochs, mut since): (Option<Start>, _, _, _) = (None, Vec::new(), Vec::new(), [0, 0]);
         for event in events {
             match event {
@@ -38,10 +45,12 @@ impl Run {
                     // The epoch in which ranks were lost has figures from before and after the
                     // loss.
                     since = [steps.len(), epochs.len() + 1];
-                    if let Some(start) = &mut start {
-                        start.global_batch = start.global_batch / start.ranks.max(1) * ranks;
-                        start.ranks = ranks;
-                    }
+                    resize(&mut start, ranks);
+                }
+                // This comes between two epochs.
+                Event::Grow { ranks, .. } => {
+                    since = [steps.len(), epochs.len()];
+                    resize(&mut start, ranks);
                 }
             }
         }
@@ -170,6 +179,9 @@ pub(crate) mod tests {
         assert_eq!((mixed.start.ranks, mixed.start.global_batch, mixed.images_per_s()), (3, 96, None));
         events.push(epoch(300.0));
         assert_eq!(Run::of("b".to_owned(), events).unwrap().images_per_s(), Some(300.0));
+        let grown =
+            Run::of("d".to_owned(), vec![begin(2), epoch(200.0), Event::Grow { step: 5, ranks: 3 }, epoch(330.0)]).unwrap();
+        assert_eq!((grown.start.ranks, grown.start.global_batch, grown.images_per_s()), (3, 192, Some(330.0)));
         assert!(Run::of("c".to_owned(), vec![epoch(1.0)]).is_none());
     }
 }

@@ -36,7 +36,9 @@ fn resnet(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_resnet"));
     command.args(line.split_whitespace()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // Hide the variables of launchers around the tests.
-    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "KOLO_RANK", "KOLO_WORLD_SIZE", "KOLO_STORE", "KOLO_STORE_SERVED"] {
+    for name in
+        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "KOLO_RANK", "KOLO_WORLD_SIZE", "KOLO_STORE", "KOLO_STORE_SERVED", "KOLO_JOIN"]
+    {
         command.env_remove(name);
     }
     command.env("KOLO_START_TIMEOUT", "15m");
@@ -253,6 +255,15 @@ fn tasks_of_a_launcher_start_no_ranks() {
     assert!(!output.status.success() && said.contains("this process is one of 2 tasks (plain variables)"), "{said}");
 }
 
+#[test]
+fn a_launcher_does_not_join() {
+    let mut command = resnet(&format!("{SMALL} --nproc 2 --elastic"));
+    command.env("KOLO_JOIN", "1");
+    let output = finish(command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("leave out --nproc"), "{said}");
+}
+
 /// The first difference is named on both ranks, with both values.
 #[test]
 fn ranks_that_were_given_different_things_say_so() {
@@ -357,6 +368,55 @@ mod killed {
             let events = std::fs::read_to_string(&metrics).unwrap();
             assert_eq!(events.matches("\"kind\":\"shrink\"").count(), 1);
             assert_eq!(events.matches("\"kind\":\"epoch\"").count(), 40);
+        }
+    }
+
+    #[test]
+    fn with_max_restarts_a_killed_rank_is_replaced() {
+        let folder = Folder::new("replaced");
+        let run = folder.join("run");
+        // The first rank is the one that writes, and that admits newcomers.
+        for killed in [1, 0] {
+            let _ = std::fs::remove_dir_all(&run);
+            // More epochs than the test waits for.
+            let options = "-b 12 --epochs 1000000 --nproc 3 --elastic --max-restarts 1";
+            let mut launcher = resnet(&format!("{SMALL} {options} --output {run}")).stdout(Stdio::null()).spawn().unwrap();
+            let metrics = Path::new(&run).join("metrics.jsonl");
+            let events = || -> Vec<serde_json::Value> {
+                let text = std::fs::read_to_string(&metrics).unwrap_or_default();
+                // The last line may be incomplete.
+                text.lines().map_while(|line| serde_json::from_str(line).ok()).collect()
+            };
+            let wait_until = |launcher: &mut std::process::Child, what: &str, holds: &dyn Fn(&[serde_json::Value]) -> bool| {
+                let began = Instant::now();
+                while !holds(&events()) {
+                    assert!(began.elapsed() < LONG && launcher.try_wait().unwrap().is_none(), "{what}");
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            };
+            let of = |events: &[serde_json::Value], kind: &str| events.iter().filter(|event| event["kind"] == kind).count();
+            wait_until(&mut launcher, "two epochs", &|events| of(events, "epoch") >= 2);
+            kill(ranks(launcher.id())[killed]);
+            // Two whole epochs of all ranks follow.
+            let after = |events: &[serde_json::Value]| {
+                let at = events.iter().position(|event| event["kind"] == "grow");
+                at.map_or(0, |at| of(&events[at..], "epoch"))
+            };
+            wait_until(&mut launcher, "two epochs of the larger world", &|events| after(events) >= 2);
+            launcher.kill().unwrap();
+            let said = String::from_utf8_lossy(&launcher.wait_with_output().unwrap().stderr).into_owned();
+            assert!(
+                said.contains(&format!("rank {killed} (pid ")) && said.contains("joins at the next epoch (restarts left: 0)"),
+                "{said}"
+            );
+            let events = events();
+            let find = |kind: &str| events.iter().find(|event| event["kind"] == kind).unwrap();
+            assert_eq!((&find("shrink")["ranks"], &find("grow")["ranks"]), (&2.into(), &3.into()));
+            // No epoch is lost or repeated, and each counts all images.
+            let epochs: Vec<u64> =
+                events.iter().filter(|event| event["kind"] == "epoch").map(|event| event["epoch"].as_u64().unwrap()).collect();
+            assert_eq!(epochs, (1..=epochs.len() as u64).collect::<Vec<_>>());
+            assert!(events.iter().filter(|event| event["kind"] == "step").all(|step| step["loss"].as_f64().unwrap().is_finite()));
         }
     }
 

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use super::Failure;
 use crate::arguments::TrainArgs;
-use crate::data::Data;
+use crate::data::Dataset;
 
 /// An entry to compare: a name, and its value as text.
 pub(super) type Entry = (String, String);
@@ -43,13 +43,13 @@ pub(super) fn options(args: &TrainArgs) -> Vec<Entry> {
 }
 
 /// Returns the properties of the images that must be the same on all ranks.
-pub(super) fn images(data: &Data) -> Vec<Entry> {
+pub(super) fn images(train: &dyn Dataset, test: &dyn Dataset) -> Vec<Entry> {
     let mut entries = vec![
-        ("images to train on".to_owned(), data.train.len().to_string()),
-        ("images to test on".to_owned(), data.test.len().to_string()),
-        ("classes".to_owned(), data.train.classes().to_string()),
+        ("images to train on".to_owned(), train.len().to_string()),
+        ("images to test on".to_owned(), test.len().to_string()),
+        ("classes".to_owned(), train.classes().to_string()),
     ];
-    entries.extend(data.train.names().iter().enumerate().map(|(i, name)| (format!("class {i}"), name.clone())));
+    entries.extend(train.names().iter().enumerate().map(|(i, name)| (format!("class {i}"), name.clone())));
     entries
 }
 

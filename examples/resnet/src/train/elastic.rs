@@ -1,10 +1,10 @@
-//! `--elastic`: when ranks are lost, the survivors continue.
+//! `--elastic`: when ranks are lost, the survivors continue, and processes may join.
 
 use super::epoch::{FIELDS, Window};
 use super::{Failure, Output, Run, setup};
 use crate::engine::Engine;
 use crate::metrics::{self, Event};
-use crate::progress::Progress;
+use crate::progress::{Progress, complain};
 
 impl<E: Engine> Run<'_, E> {
     /// Continues after communication has failed: the survivors shrink the communicator and take the
@@ -46,9 +46,61 @@ impl<E: Engine> Run<'_, E> {
         Ok(())
     }
 
-    /// Copies the whole state of rank 0 to all ranks, because one rank may have made a step that
-    /// another has not. If a rank is lost meanwhile, no rank changes its state.
-    fn agree(&mut self) -> Result<(), Failure> {
+    /// Admits the processes that wait to join the run, at the start of an epoch. The images are
+    /// divided among all ranks; each keeps its number of images in a step.
+    pub(super) fn admit(&mut self) -> Result<(), Failure> {
+        // After the loss of a rank, the survivors continue in the middle of an epoch. After processes
+        // have joined, the ranks look again, because those processes begin with a look.
+        while self.args.elastic && self.state.seen == 0 && self.grow()? {}
+        Ok(())
+    }
+
+    /// Admits the processes that wait now. Returns whether there are more ranks.
+    fn grow(&mut self) -> Result<bool, Failure> {
+        let larger = match self.comm.grow() {
+            Ok(Some(larger)) => larger,
+            // A communicator of threads does not grow.
+            Ok(None) | Err(kolo::Error::Unsupported { .. }) => return Ok(false),
+            // All ranks try again at the next epoch.
+            Err(kolo::Error::NotGrown { why }) => {
+                self.refuse(format!("no process can join: {why}"));
+                return Ok(false);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let fewer = std::mem::replace(&mut self.comm, larger);
+        match self.welcome() {
+            // All ranks have found that a newcomer does not fit.
+            Err(Failure::Here(problem)) => {
+                self.comm = fewer;
+                self.refuse(format!("a process cannot join: {problem}"));
+                return Ok(false);
+            }
+            other => other?,
+        }
+        let (step, world) = (self.state.step, self.comm.world_size());
+        self.rate.factor = self.args.lr_scale.factor(self.batch * world);
+        if let Some(output) = &mut self.output {
+            let joined = world - fewer.world_size();
+            output.progress.say(&format!("{world} ranks continue after step {step}: {joined} joined"));
+            output.metrics.write(&Event::Grow { step, ranks: world })?;
+        }
+        self.refusal = None;
+        Ok(true)
+    }
+
+    /// Reports why a process did not join, unless the last report was the same: the reason may come
+    /// again at each epoch.
+    fn refuse(&mut self, problem: String) {
+        if self.output.is_some() && self.refusal.as_ref() != Some(&problem) {
+            complain(&problem);
+            self.refusal = Some(problem);
+        }
+    }
+
+    /// Copies the whole state of rank 0 to all ranks: one rank may have made a step that another has
+    /// not, or may have just joined. If a rank is lost meanwhile, no rank changes its state.
+    pub(super) fn agree(&mut self) -> Result<(), Failure> {
         let mut reducer = setup::reducer(self.args, &self.comm, &self.model)?;
         let velocities = self.model.of_rank_0(&mut reducer, &self.optimizer.velocities)?;
         let buffers = self.model.buffers_of_rank_0(&mut reducer)?;

@@ -75,6 +75,8 @@ struct Run<'a, E: Engine> {
     /// The folder of the run.
     folder: PathBuf,
     output: Option<Output>,
+    /// Why a process did not join, as rank 0 has reported it.
+    refusal: Option<String>,
     /// Figures of the epoch.
     so_far: epoch::SoFar,
     /// Outcomes since the last report.
@@ -110,7 +112,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), String> {
 }
 
 fn train<E: Engine>(args: &TrainArgs, comm: Communicator, engine: E) -> Result<(), Failure> {
-    Run::prepare(args, comm, engine)?.all()
+    let run = if crate::launch::joins() { Run::join(args, comm, engine) } else { Run::prepare(args, comm, engine) };
+    run?.all()
 }
 
 impl<E: Engine> Run<'_, E> {
@@ -125,7 +128,7 @@ impl<E: Engine> Run<'_, E> {
             return Ok(());
         }
         while self.state.epoch < self.args.epochs {
-            match self.steps().and_then(|()| self.finish_epoch()) {
+            match self.admit().and_then(|()| self.steps()).and_then(|()| self.finish_epoch()) {
                 Err(Failure::Communication(failure)) if self.args.elastic => self.go_on(failure)?,
                 other => other?,
             }

@@ -1,4 +1,5 @@
 //! The start of a run: ranks connect, check that their arguments agree, and get the same weights.
+//! A process that joins later does the same with the ranks of the run.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,6 +47,18 @@ pub(super) fn connect(args: &TrainArgs) -> Result<Communicator, String> {
 impl<'a, E: Engine> Run<'a, E> {
     /// Opens the images and makes a model that is the same on all ranks: new, or from a checkpoint.
     pub(super) fn prepare(args: &'a TrainArgs, comm: Communicator, engine: E) -> Result<Run<'a, E>, Failure> {
+        Run::make(args, comm, engine, false)
+    }
+
+    /// Prepares a process that the ranks of a run have admitted: it takes the state of rank 0. The
+    /// other ranks call [`Run::welcome`].
+    pub(super) fn join(args: &'a TrainArgs, comm: Communicator, engine: E) -> Result<Run<'a, E>, Failure> {
+        let mut run = Run::make(args, comm, engine, true)?;
+        run.agree()?;
+        Ok(run)
+    }
+
+    fn make(args: &'a TrainArgs, comm: Communicator, engine: E, joins: bool) -> Result<Run<'a, E>, Failure> {
         if let Some(plot) = args.plot.as_deref().filter(|_| comm.rank() == 0) {
             // Check now, and not after all epochs.
             crate::plot::check(plot)?;
@@ -53,11 +66,17 @@ impl<'a, E: Engine> Run<'a, E> {
         agree(&comm, &options(args))?;
         // Each rank has the same number of images, also on machines with fewer ranks.
         let local = Here::find(&comm)?.most;
-        let batch = batch(args, comm.world_size(), local)?;
-        let resumed = args.resume.as_deref().map(|path| resume(args, &comm, path)).transpose()?;
-        let seed = match &resumed {
-            Some((state, _)) => state.seed,
-            None => agree_on_seed(args, &comm)?,
+        let (resumed, seed, batch) = if joins {
+            let [seed, batch] = numbers_of_rank_0(&comm, [0; 2])?;
+            (None, seed, batch as usize)
+        } else {
+            let batch = batch(args, comm.world_size(), local)?;
+            let resumed = args.resume.as_deref().map(|path| resume(args, &comm, path)).transpose()?;
+            let seed = match &resumed {
+                Some((state, _)) => state.seed,
+                None => agree_on_seed(args, &comm)?,
+            };
+            (resumed, seed, batch)
         };
         let Data { train, test } = agree_on_images(args, &comm, seed)?;
 
@@ -66,7 +85,9 @@ impl<'a, E: Engine> Run<'a, E> {
         let mut optimizer = Sgd::new(&model, args.momentum as f32, args.wd as f32);
         let mut reducer = reducer(args, &comm, &model)?;
         let state = load(args, resumed.as_ref(), &mut model, &mut optimizer, seed)?;
-        broadcast(&mut reducer, &mut model)?;
+        if !joins {
+            broadcast(&mut reducer, &mut model)?;
+        }
 
         let (global, outcomes) = (batch * comm.world_size(), model.engine().no_outcomes());
         let start = Start {
@@ -101,11 +122,36 @@ impl<'a, E: Engine> Run<'a, E> {
             test: Arc::from(test),
             transform: Transform { size: args.size(), augmentation: args.augmentation() },
             output,
+            refusal: None,
             so_far: SoFar::default(),
             outcomes,
             window: Window::default(),
         })
     }
+
+    /// Makes the same collective calls as processes that [`join`](Run::join): checks that they have
+    /// the same arguments and images, and sends them the state of rank 0.
+    ///
+    /// # Errors
+    ///
+    /// If a process has other arguments or images, all ranks get [`Failure::Here`].
+    pub(super) fn welcome(&mut self) -> Result<(), Failure> {
+        // A newcomer finds its place when it starts its threads, and again when it prepares.
+        Here::find(&self.comm)?;
+        agree(&self.comm, &options(self.args))?;
+        Here::find(&self.comm)?;
+        numbers_of_rank_0(&self.comm, [self.state.seed, self.batch as u64])?;
+        agree(&self.comm, &images(&*self.train, &*self.test))?;
+        drop(reducer(self.args, &self.comm, &self.model)?);
+        agree_on_folder(&self.folder, &self.comm)?;
+        self.agree()
+    }
+}
+
+/// Returns rank 0's numbers: the seed, and the images in a step of each rank.
+fn numbers_of_rank_0(comm: &Communicator, mut numbers: [u64; 2]) -> kolo::Result<[u64; 2]> {
+    comm.broadcast(&mut numbers, 0)?;
+    Ok(numbers)
 }
 
 /// Returns the images in a step of each rank, if there are `local` ranks on a machine.
@@ -124,7 +170,7 @@ fn batch(args: &TrainArgs, world: usize, local: usize) -> Result<usize, String> 
 /// Opens the images, which must be the same on all ranks.
 fn agree_on_images(args: &TrainArgs, comm: &Communicator, seed: u64) -> Result<Data, Failure> {
     let data = open(args, seed)?;
-    agree(comm, &images(&data))?;
+    agree(comm, &images(&*data.train, &*data.test))?;
     if data.train.len() == 0 || data.test.len() == 0 {
         return Err("there are no images".to_owned().into());
     }

@@ -246,6 +246,60 @@ fn a_rank_that_is_lost_while_the_others_go_on_is_left_behind_too() {
 }
 
 #[test]
+fn a_process_that_joins_gets_the_whole_state_if_its_arguments_fit() {
+    let (mut args, folder) = arguments("joins", "--elastic --epochs 3 --lr-scale linear");
+    args.no_norm = false;
+    let others = TrainArgs { lr: 0.002, ..args.clone() };
+    let store = format!("hash://kolo-resnet-joins-{}", std::process::id());
+    let builder = || Communicator::builder().store(&store).start_timeout(std::time::Duration::from_secs(600));
+    // As a process does before it has threads.
+    let join = || {
+        let comm = builder().join(true).connect().unwrap();
+        host::Here::find(&comm).unwrap();
+        comm
+    };
+    // The state as a checkpoint has it, with running statistics and velocities.
+    let state = |run: &Run<'_, Flex>, name: &str| {
+        let path = folder.join(format!("{name}-{}", run.comm.rank()));
+        checkpoint::save(&path, &run.state, &run.model, &run.optimizer).unwrap();
+        std::fs::read(path).unwrap()
+    };
+    let finish = |mut run: Run<'_, Flex>| {
+        assert_eq!((run.comm.world_size(), run.batch, run.state.epoch, run.state.step), (3, 8, 1, 10));
+        let (joined, factor) = (state(&run, "joined"), run.rate.factor);
+        run.all().unwrap_or_else(|failure| panic!("{failure}"));
+        assert_eq!(run.state.step, 10 + 2 * 160u64.div_ceil(24));
+        (joined, factor, state(&run, "ended"))
+    };
+    let old = |rank: usize| {
+        let comm = builder().rank(rank).world_size(2).connect().unwrap();
+        let mut run = Run::prepare(&args, comm, Flex).unwrap_or_else(|failure| panic!("{failure}"));
+        run.steps().and_then(|()| run.finish_epoch()).unwrap_or_else(|failure| panic!("{failure}"));
+        // The first newcomer has another rate and is refused, which changes nothing.
+        let before = state(&run, "before");
+        while run.comm.world_size() < 3 {
+            run.admit().unwrap_or_else(|failure| panic!("{failure}"));
+        }
+        assert!(state(&run, "before") == before);
+        finish(run)
+    };
+    let new = || {
+        let Err(Failure::Here(problem)) = Run::join(&others, join(), Flex) else { panic!("it was not refused") };
+        assert!(problem.contains("--lr 0.001") && problem.contains("rank 2 has --lr 0.002"), "{problem}");
+        let mut run = Run::join(&args, join(), Flex).unwrap_or_else(|failure| panic!("{failure}"));
+        run.admit().unwrap_or_else(|failure| panic!("{failure}"));
+        finish(run)
+    };
+    let ranks = std::thread::scope(|scope| {
+        let threads = [scope.spawn(|| old(0)), scope.spawn(|| old(1)), scope.spawn(new)];
+        threads.map(|thread| thread.join().unwrap())
+    });
+    assert!(ranks[0] == ranks[1] && ranks[0] == ranks[2]);
+    assert_eq!(epochs(&folder).len(), 3);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
 fn the_speed_of_an_epoch_is_that_of_all_its_time() {
     let (args, folder) = arguments("speed", "--elastic --epochs 1 -p 100");
     on_ranks(2, |comm| {
