@@ -165,7 +165,7 @@ impl WaitingList {
             let (waiting, tries) = match asked.pop_front() {
                 Some(asked) => asked,
                 None => match self.read_next(settings)? {
-                    Read::Newcomer(waiting) => (waiting, 0),
+                    Read::Newcomer(waiting) => (*waiting, 0),
                     Read::Other => continue,
                     Read::Nothing => break,
                 },
@@ -199,7 +199,7 @@ impl WaitingList {
             self.write(place, &Admission::Refused(refusal), PATIENCE)?;
             return Ok(Read::Other);
         }
-        Ok(Read::Newcomer(Waiting { place, peer, identity: self.identity.clone() }))
+        Ok(Read::Newcomer(Box::new(Waiting { place, peer, identity: self.identity.clone() })))
     }
 
     /// Tells newcomers, by the deadline, that they become the ranks from `first` on of a communicator.
@@ -228,7 +228,7 @@ impl WaitingList {
 
 /// What is at a place of the list.
 enum Read {
-    Newcomer(Waiting),
+    Newcomer(Box<Waiting>),
     /// A newcomer that was refused, or the value of a stranger.
     Other,
     Nothing,
