@@ -74,6 +74,8 @@ pub(super) struct Rail {
     pub(super) is_reported: bool,
     /// The stripes that the peer's system may lack, oldest first.
     stripes: VecDeque<Stripe>,
+    /// Whether they are in the order of the stream: one that is sent again comes behind later ones.
+    is_in_order: bool,
     /// Bytes of them.
     held: usize,
     /// Bytes of the last one that the connection has not taken.
@@ -112,6 +114,7 @@ impl Rail {
             lost_at: Instant::now(),
             is_reported: false,
             stripes: VecDeque::new(),
+            is_in_order: true,
             held: 0,
             unsent: 0,
             backlog: 0,
@@ -213,6 +216,14 @@ impl Rail {
         self.unsent == 0
     }
 
+    /// Returns the stream position of the first byte that the peer's system may lack.
+    pub(super) fn oldest(&self) -> Option<u64> {
+        match self.is_in_order {
+            true => self.stripes.front().map(|stripe| stripe.start),
+            false => self.stripes.iter().map(|stripe| stripe.start).min(),
+        }
+    }
+
     /// Whether it has nothing to deliver.
     pub(super) fn is_idle(&self) -> bool {
         self.held == 0
@@ -223,6 +234,8 @@ impl Rail {
         self.unsent = stripe.bytes.len();
         self.held += self.unsent;
         self.backlog += self.unsent;
+        let is_in_order = self.stripes.back().is_none_or(|last| last.start <= stripe.start);
+        self.is_in_order = is_in_order && (self.is_in_order || self.stripes.is_empty());
         self.stripes.push_back(stripe);
     }
 

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use super::Link;
 use super::rail::{Loss, Rail, Stripe, is_doubtful, is_silent, soonest};
-use super::stripes::{Goal, Joiner, STRIPE, append};
+use super::stripes::{Goal, Joiner, MOST_AHEAD, STRIPE, append};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
 use crate::sys::{self, SocketWatch};
@@ -84,6 +84,20 @@ impl RailLink {
     pub(super) fn lost(&self) -> usize {
         self.0.lock().rails.iter().filter(|rail| rail.is_lost()).count()
     }
+
+    /// Drops a rail on which the peer's system does not answer.
+    #[cfg(test)]
+    #[allow(dead_code)]
+    pub(super) fn lose(&self, at: usize) {
+        self.0.lock().lose(at, Loss::Silent).expect("another rail is left");
+    }
+
+    /// Stream position up to which rails have stripes.
+    #[cfg(test)]
+    #[allow(dead_code)]
+    pub(super) fn assigned(&self) -> u64 {
+        self.0.lock().assigned
+    }
 }
 
 impl Rails {
@@ -102,10 +116,15 @@ impl Rails {
             }
         }
         self.pool.truncate(POOL);
+        let mut oldest = self.rails.iter().filter(|rail| !rail.is_lost()).filter_map(Rail::oldest).min().unwrap_or(u64::MAX);
         while !self.again.is_empty() || self.assigned < offered {
             let loads = self.rails.iter().enumerate().filter(|(_, rail)| !rail.is_lost()).map(|(at, rail)| (at, rail.load()));
             let len = (offered - self.assigned.min(offered)).clamp(1, STRIPE) as usize;
             let Some(at) = soonest(loads, len) else { return Err(self.cause()) };
+            // A rail that delivers nothing may have fallen silent. The others wait until the keeper knows.
+            if self.again.is_empty() && self.assigned + STRIPE > oldest.saturating_add(MOST_AHEAD) {
+                break;
+            }
             if !self.rails[at].has_room() {
                 break;
             }
@@ -120,6 +139,7 @@ impl Rails {
                     stripe
                 }
             };
+            oldest = oldest.min(stripe.start);
             self.rails[at].give(stripe);
             self.flush(at)?;
         }

@@ -26,8 +26,9 @@ const MARK: u32 = 0x6b6f_7069;
 /// From this many bytes on, a receive that finds the buffer empty bypasses it.
 const DIRECT: usize = 16 << 10;
 
-/// The most bytes that are set aside: what the sockets of a link may hold.
-const MOST_ASIDE: usize = 64 << 20;
+/// How far stripes may be ahead of the first byte that is missing. The sender goes no further, so that
+/// the receiver can set aside all that lies before a stripe that was sent again.
+pub(super) const MOST_AHEAD: u64 = 64 << 20;
 
 /// The most bytes that are read at once to be dropped.
 const DROPPED: usize = 16 << 10;
@@ -200,7 +201,8 @@ impl Joiner {
                 None => return Ok(Delivery { has_ended: true, ..delivery }),
             }
             let (next, len) = (incoming.next, (incoming.end - incoming.next) as usize);
-            let has_room = self.bytes_aside + len <= MOST_ASIDE;
+            // The second holds for every sender whose stripes do not overlap.
+            let has_room = incoming.end <= self.complete + MOST_AHEAD && self.bytes_aside as u64 <= MOST_AHEAD + STRIPE;
             if len > 0 && (incoming.aside.is_some() || (sets_aside && has_room && next >= goal.limit)) {
                 if !self.set_aside(stream, incoming, len, traffic)? {
                     return Ok(delivery);

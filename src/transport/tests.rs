@@ -433,3 +433,42 @@ fn a_link_without_rails_is_broken() {
         assert!(std::time::Instant::now() < deadline, "the link lives");
     }
 }
+
+/// The receiver sets aside what is ahead of a stripe that a silent rail has. If the sender went on
+/// for ever, that stripe would come behind more than the receiver takes.
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn a_sender_does_not_run_far_ahead_of_a_silent_rail() {
+    const CHUNK: usize = 1 << 20;
+    let ([mut sending, mut receiving], [silent, ends]) = (connections(1), connections(2));
+    // The first end takes less than a stripe. Nothing comes from the other one.
+    socket2::SockRef::from(&ends[0]).set_recv_buffer_size(4096).unwrap();
+    let [to_nowhere, from_nowhere] = <[_; 2]>::try_from(silent).unwrap();
+    sending.push(to_nowhere);
+    receiving.push(from_nowhere);
+    let (mut a, mut b) = (RailLink::new(sending, 1), RailLink::new(receiving, 0));
+    let data: Vec<u8> = (0..(96u64 << 20) / 8).flat_map(|word| mix(9, word).to_le_bytes()).collect();
+    let (mut sent, mut chunk, mut filled, mut arrived, mut pauses) = (0, vec![0; CHUNK], 0, 0, 0);
+    let deadline = std::time::Instant::now() + Duration::from_secs(120);
+    while arrived < data.len() {
+        let before = (a.assigned(), filled);
+        // SAFETY: `data` and `chunk` are borrowed for the calls.
+        sent += unsafe { a.send(&[RawSlice::of(&data[sent..])]) }.unwrap();
+        filled += unsafe { b.receive(RawSliceMut::of(&mut chunk[filled..])) }.unwrap();
+        if filled == CHUNK {
+            assert!(chunk == data[arrived..arrived + CHUNK], "wrong bytes after {arrived}");
+            (arrived, filled) = (arrived + CHUNK, 0);
+        } else if (a.assigned(), filled) == before {
+            std::thread::sleep(Duration::from_millis(1));
+            pauses += 1;
+        }
+        if a.lost() == 0 {
+            assert!(a.assigned() <= (64 << 20) + (256 << 10), "{} bytes while {arrived} had arrived", a.assigned());
+            if a.assigned() >= 63 << 20 && pauses > 200 {
+                a.lose(1);
+            }
+        }
+        assert!(std::time::Instant::now() < deadline, "{arrived} bytes arrived, {} were sent", a.assigned());
+    }
+    assert_eq!((sent, a.lost()), (data.len(), 1));
+}
