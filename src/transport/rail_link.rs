@@ -42,7 +42,11 @@ const STALL: Duration = Duration::from_millis(100);
 /// The most buffers of stripes that are kept for the next ones.
 const POOL: usize = 64;
 
-pub(crate) struct RailLink(Arc<Mutex<Rails>>);
+pub(crate) struct RailLink {
+    rails: Arc<Mutex<Rails>>,
+    /// How often the process that made the link had been forked.
+    forks: u32,
+}
 
 struct Rails {
     peer: Rank,
@@ -71,9 +75,9 @@ impl RailLink {
         let can_repeat = rails.iter().all(Rail::knows_deliveries);
         let (again, pool, joiner) = (VecDeque::new(), Vec::new(), Joiner::new(true));
         let rails = Rails { peer, rails, can_repeat, taken: 0, assigned: 0, again, pool, joiner, stalled: None, traffic };
-        let link = RailLink(Arc::new(Mutex::new(rails)));
+        let link = RailLink { rails: Arc::new(Mutex::new(rails)), forks: sys::forks() };
         if can_repeat {
-            keep(Arc::downgrade(&link.0));
+            keep(Arc::downgrade(&link.rails));
         }
         link
     }
@@ -82,21 +86,21 @@ impl RailLink {
     #[cfg(test)]
     #[allow(dead_code)]
     pub(super) fn lost(&self) -> usize {
-        self.0.lock().rails.iter().filter(|rail| rail.is_lost()).count()
+        self.rails.lock().rails.iter().filter(|rail| rail.is_lost()).count()
     }
 
     /// Drops a rail on which the peer's system does not answer.
     #[cfg(test)]
     #[allow(dead_code)]
     pub(super) fn lose(&self, at: usize) {
-        self.0.lock().lose(at, Loss::Silent).expect("another rail is left");
+        self.rails.lock().lose(at, Loss::Silent).expect("another rail is left");
     }
 
     /// Stream position up to which rails have stripes.
     #[cfg(test)]
     #[allow(dead_code)]
     pub(super) fn assigned(&self) -> u64 {
-        self.0.lock().assigned
+        self.rails.lock().assigned
     }
 }
 
@@ -311,7 +315,7 @@ impl std::fmt::Display for Loss {
 
 impl Link for RailLink {
     unsafe fn send(&mut self, parts: &[RawSlice]) -> Result<usize, Cause> {
-        let mut rails = self.0.lock();
+        let mut rails = self.rails.lock();
         let offered = rails.taken + parts.iter().map(|part| part.len as u64).sum::<u64>();
         // SAFETY: the caller vouches for the parts.
         unsafe { rails.pump(parts, offered)? };
@@ -325,12 +329,12 @@ impl Link for RailLink {
     }
 
     fn has_begun(&self) -> bool {
-        let rails = self.0.lock();
+        let rails = self.rails.lock();
         rails.assigned > rails.taken
     }
 
     fn peek(&mut self, want: usize) -> Result<RawSlice, Cause> {
-        let mut rails = self.0.lock();
+        let mut rails = self.rails.lock();
         if let Some(goal) = rails.joiner.goal_to_show(want) {
             // SAFETY: the memory is the link's own.
             unsafe { rails.collect(goal)? };
@@ -341,11 +345,11 @@ impl Link for RailLink {
     }
 
     fn consume(&mut self, count: usize) {
-        self.0.lock().joiner.arrived.consume(count);
+        self.rails.lock().joiner.arrived.consume(count);
     }
 
     unsafe fn receive(&mut self, into: RawSliceMut) -> Result<usize, Cause> {
-        let mut rails = self.0.lock();
+        let mut rails = self.rails.lock();
         let buffered = rails.joiner.arrived.take(into);
         if buffered > 0 {
             return Ok(buffered);
@@ -359,17 +363,17 @@ impl Link for RailLink {
             None => {
                 drop(rails);
                 self.peek(into.len)?;
-                Ok(self.0.lock().joiner.arrived.take(into))
+                Ok(self.rails.lock().joiner.arrived.take(into))
             }
         }
     }
 
     fn traffic(&self) -> Option<(&'static str, Arc<Traffic>)> {
-        Some(("tcp", self.0.lock().traffic.clone()))
+        Some(("tcp", self.rails.lock().traffic.clone()))
     }
 
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
-        let mut rails = self.0.lock();
+        let mut rails = self.rails.lock();
         let both = Interest::READABLE | Interest::WRITABLE;
         rails.rails.iter_mut().try_for_each(|rail| registry.register(&mut rail.stream, token, both))
     }
@@ -377,49 +381,94 @@ impl Link for RailLink {
 
 impl Drop for RailLink {
     fn drop(&mut self) {
-        // A forked child may find the lock held for ever.
-        let Some(mut rails) = self.0.try_lock_for(PARTING) else { return };
+        // The connections are the parent's, and the lock may be held for ever.
+        if self.forks != sys::forks() {
+            return;
+        }
+        let Some(mut rails) = self.rails.try_lock_for(PARTING) else { return };
         rails.part();
         rails.traffic.close();
     }
 }
 
-/// The links that the keeper looks after, and whether its thread runs.
-static KEPT: Mutex<Kept> = Mutex::new(Kept { links: Vec::new(), runs_after: None });
+/// The links that the keeper looks after. Taken only between forks, so that a child finds it open.
+static KEPT: Mutex<Kept> = Mutex::new(Kept { links: Vec::new(), forks: 0, is_running: false });
 
 struct Kept {
     links: Vec<Weak<Mutex<Rails>>>,
-    /// How often the process that started the thread had been forked: a child has no such thread.
-    runs_after: Option<u32>,
+    /// How often the process that uses these links had been forked.
+    forks: u32,
+    /// Whether the keeper's thread runs.
+    is_running: bool,
+}
+
+impl Kept {
+    /// Adds a link. A forked child has the links of its parent, which it must not touch, and no thread.
+    fn add(&mut self, link: Weak<Mutex<Rails>>, forks: u32) {
+        if self.forks != forks {
+            *self = Kept { links: Vec::new(), forks, is_running: false };
+        }
+        self.links.push(link);
+    }
 }
 
 /// Has the keeper look after a link.
 fn keep(link: Weak<Mutex<Rails>>) {
-    let mut kept = KEPT.lock();
-    kept.links.push(link);
-    if kept.runs_after == Some(sys::forks()) {
-        return;
-    }
-    match std::thread::Builder::new().name("kolo-rails".to_owned()).spawn(look_after_links) {
-        Ok(_) => kept.runs_after = Some(sys::forks()),
-        Err(error) => tracing::warn!(%error, "cannot start a thread for rails; one that fails silently is not noticed"),
-    }
+    sys::between_forks(|| {
+        let mut kept = KEPT.lock();
+        kept.add(link, sys::forks());
+        if kept.is_running {
+            return;
+        }
+        match std::thread::Builder::new().name("kolo-rails".to_owned()).spawn(look_after_links) {
+            Ok(_) => kept.is_running = true,
+            Err(error) => tracing::warn!(%error, "cannot start a thread for rails; one that fails silently is not noticed"),
+        }
+    });
 }
 
 fn look_after_links() {
+    let panicking = Panicking;
     loop {
         std::thread::sleep(ROUND);
-        let links = {
+        let links = sys::between_forks(|| {
             let mut kept = KEPT.lock();
             kept.links.retain(|link| link.strong_count() > 0);
-            if kept.links.is_empty() {
-                kept.runs_after = None;
-                return;
-            }
+            kept.is_running = !kept.links.is_empty();
             kept.links.clone()
-        };
+        });
+        if links.is_empty() {
+            // The next link may have started another thread already.
+            std::mem::forget(panicking);
+            return;
+        }
         for link in links.iter().filter_map(Weak::upgrade) {
             link.lock().keep();
         }
+    }
+}
+
+/// Has the next link start another thread if the keeper's panics.
+struct Panicking;
+
+impl Drop for Panicking {
+    fn drop(&mut self) {
+        sys::between_forks(|| KEPT.lock().is_running = false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forked_child_leaves_the_links_of_its_parent_alone() {
+        let mut kept = Kept { links: Vec::new(), forks: 0, is_running: false };
+        kept.add(Weak::new(), 0);
+        kept.is_running = true;
+        kept.add(Weak::new(), 0);
+        assert_eq!((kept.links.len(), kept.is_running), (2, true));
+        kept.add(Weak::new(), 1);
+        assert_eq!((kept.links.len(), kept.is_running), (1, false));
     }
 }
