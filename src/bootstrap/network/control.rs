@@ -43,17 +43,48 @@ impl NetworkControl {
             }
         }
         let rails: Vec<SocketAddr> = peers[to].rails().collect();
-        let (last, others) = rails.split_last().expect("a rank has an address");
-        for (at, address) in others.iter().enumerate() {
-            let share = deadline.saturating_duration_since(Instant::now()) / (rails.len() - at) as u32;
-            match listener::query(*address, identity, &hello, query, Instant::now() + share) {
-                // The rail may have failed.
-                Err(DialError::Connect(error)) if error.kind() != io::ErrorKind::ConnectionRefused => {}
-                result => return result,
-            }
-        }
-        listener::query(*last, identity, &hello, query, deadline)
+        ask_over_rails(&rails, deadline, |address, until| listener::query(address, identity, &hello, query, until))
     }
+}
+
+/// Asks a peer over one rail after the other until it answers over one. Each has its share of the
+/// time.
+///
+/// # Errors
+///
+/// The one that says most about the peer: it does not answer on a connection; then, no process listens
+/// at one of its addresses; then, why the last rail does not connect.
+fn ask_over_rails<T>(
+    rails: &[SocketAddr],
+    deadline: Instant,
+    mut ask: impl FnMut(SocketAddr, Instant) -> Result<T, DialError>,
+) -> Result<T, DialError> {
+    let weight = |error: &DialError| match error {
+        DialError::Connect(error) => u8::from(error.kind() == io::ErrorKind::ConnectionRefused),
+        _ => 2,
+    };
+    let mut failure: Option<DialError> = None;
+    for (at, address) in rails.iter().enumerate() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let error = match ask(*address, Instant::now() + left / (rails.len() - at) as u32) {
+            Err(error) => error,
+            answer => return answer,
+        };
+        // The rail may have failed, at this end or the other one or between them.
+        let may_be_rail = match &error {
+            DialError::Connect(error) => !sys::is_resource_shortage(error) || error.kind() == io::ErrorKind::AddrNotAvailable,
+            DialError::Io(error) => error.kind() == io::ErrorKind::TimedOut,
+            DialError::Refused(_) => false,
+        };
+        if !may_be_rail {
+            return Err(error);
+        }
+        failure = match failure {
+            Some(before) if weight(&before) > weight(&error) => Some(before),
+            _ => Some(error),
+        };
+    }
+    Err(failure.unwrap_or_else(|| DialError::Connect(io::ErrorKind::AddrNotAvailable.into())))
 }
 
 impl ControlChannel for NetworkControl {
@@ -82,5 +113,41 @@ impl ControlChannel for NetworkControl {
             Err(DialError::Refused(_)) => Err(QueryError::Gone),
             Err(DialError::Io(_)) => Err(QueryError::Mute),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::ErrorKind::{BrokenPipe, ConnectionRefused, HostUnreachable, TimedOut};
+
+    #[test]
+    fn a_peer_is_gone_only_if_no_rail_reaches_it() {
+        let connect = |kind: io::ErrorKind| Err(DialError::Connect(kind.into()));
+        let silent = |kind: io::ErrorKind| Err(DialError::Io(kind.into()));
+        let told = |answers: Vec<Result<u8, DialError>>| {
+            let rails: Vec<SocketAddr> = (1..=answers.len() as u16).map(|port| ([10, 0, 0, 1], port).into()).collect();
+            let mut answers = answers.into_iter();
+            let answer = ask_over_rails(&rails, Instant::now(), |_, _| answers.next().unwrap());
+            let what = match answer {
+                Ok(answer) => answer.to_string(),
+                Err(DialError::Connect(error)) => format!("connect {}", error.kind()),
+                Err(DialError::Io(error)) => format!("io {}", error.kind()),
+                Err(DialError::Refused(_)) => "refused".to_owned(),
+            };
+            (what, answers.count())
+        };
+        let expected = |what: &str, left| (what.to_owned(), left);
+        for other in [connect(ConnectionRefused), connect(HostUnreachable), silent(TimedOut)] {
+            assert_eq!(told(vec![other, Ok(7), Ok(8)]), expected("7", 1));
+        }
+        let refused = format!("connect {ConnectionRefused}");
+        assert_eq!(told(vec![connect(ConnectionRefused), connect(HostUnreachable)]), expected(&refused, 0));
+        assert_eq!(told(vec![connect(HostUnreachable), connect(ConnectionRefused)]), expected(&refused, 0));
+        let mute = format!("io {TimedOut}");
+        assert_eq!(told(vec![silent(TimedOut), connect(ConnectionRefused)]), expected(&mute, 0));
+        // The peer ended while it was asked.
+        assert_eq!(told(vec![silent(BrokenPipe), Ok(7)]), expected(&format!("io {BrokenPipe}"), 1));
+        assert_eq!(told(vec![connect(HostUnreachable)]), expected(&format!("connect {HostUnreachable}"), 0));
     }
 }
