@@ -88,6 +88,23 @@ impl PeerInfo {
         std::iter::once(self.address).chain(self.more_rails.iter().copied())
     }
 
+    /// Returns the rails that may connect two ranks, at each end. Both ranks find the same. An address
+    /// that both have, as bridges inside a host often are, leads from neither to the other.
+    pub(crate) fn rails_between(&self, other: &PeerInfo) -> [Vec<SocketAddr>; 2] {
+        let of = |one: &PeerInfo, other: &PeerInfo| {
+            one.rails().filter(|rail| other.rails().all(|theirs| theirs.ip() != rail.ip())).collect()
+        };
+        [of(self, other), of(other, self)]
+    }
+
+    /// Returns whether links between two ranks use several rails: both ranks have some, and one of each
+    /// in the same family of addresses. Both ranks find the same.
+    pub(crate) fn has_rails_to(&self, other: &PeerInfo) -> bool {
+        let [own, theirs] = self.rails_between(other);
+        let is_alike = |own: &SocketAddr| theirs.iter().any(|their| their.is_ipv4() == own.is_ipv4());
+        self.rails().count().min(other.rails().count()) > 1 && own.iter().any(is_alike)
+    }
+
     /// Returns the process, for messages.
     pub(crate) fn process(&self) -> String {
         format!("process {} on {}", self.pid, self.host)
@@ -178,6 +195,27 @@ mod tests {
         }
         for path in ["/", "a//b", "a b", "a\n", "1/2/3/4/5/6/7/8/9", &"x".repeat(256)] {
             assert_eq!(with(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn both_ranks_find_the_same_rails() {
+        let rank = |rails: &[&str]| {
+            let mut rails = rails.iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), 7));
+            PeerInfo { address: rails.next().unwrap(), more_rails: rails.collect(), ..sample(1) }
+        };
+        for (one, other, expected) in [
+            (&["10.0.1.1", "10.0.2.1"][..], &["10.0.1.2", "10.0.2.2"][..], true),
+            (&["10.0.1.1"], &["10.0.1.2", "10.0.2.2"], false),
+            // No common family.
+            (&["10.0.1.1", "10.0.2.1"], &["fd00::1", "fd00:1::1"], false),
+            (&["10.0.1.1", "fd00::2"], &["fd00::1", "fd00:1::1"], true),
+            // The same bridge on both hosts.
+            (&["172.17.0.1", "10.0.2.1"], &["172.17.0.1", "10.0.2.2"], true),
+            (&["172.17.0.1", "10.0.2.1"], &["172.17.0.1", "fd00::1"], false),
+        ] {
+            let (one, other) = (rank(one), rank(other));
+            assert_eq!([one.has_rails_to(&other), other.has_rails_to(&one)], [expected; 2], "{one:?} {other:?}");
         }
     }
 

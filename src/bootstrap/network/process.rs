@@ -127,10 +127,9 @@ impl Network {
         Hello::new(purpose, comm_id, self.rank, to)
     }
 
-    /// Returns whether links to a rank use several rails: both ranks have some. Both find the same.
+    /// Returns whether links to a rank use several rails. Both ranks find the same.
     pub(super) fn has_rails(&self, to: Rank) -> bool {
-        let count = |rank: Rank| self.peers[rank].rails().count();
-        self.links.tls.is_none() && count(self.rank).min(count(to)) > 1
+        self.links.tls.is_none() && self.peers[self.rank].has_rails_to(&self.peers[to])
     }
 
     /// Returns where a rank listens: inside the host, or in the network.

@@ -28,8 +28,8 @@ const MOST_LANES: usize = 64;
 /// Returns the ends of each connection of a link to a rank of the job: each rail has as many
 /// connections as a link without rails.
 pub(super) fn targets(network: &Network, to: Rank) -> Vec<Target> {
-    let own: Vec<IpAddr> = network.peers[network.rank].rails().map(|address| address.ip()).collect();
-    let theirs: Vec<SocketAddr> = network.peers[to].rails().collect();
+    let [own, theirs] = network.peers[network.rank].rails_between(&network.peers[to]);
+    let own: Vec<IpAddr> = own.iter().map(|address| address.ip()).collect();
     let pairs = pairs(&own, &address::networks(), &theirs);
     let each = usize::from(network.links.sockets.unwrap_or(1)).min(MOST_LANES / pairs.len().max(1));
     (0..each).flat_map(|_| pairs.iter()).map(|&(from, to)| Target::Rail { from, to }).collect()
