@@ -2,7 +2,7 @@
 //! does, and whether it still does.
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, Read};
 use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
@@ -20,6 +20,9 @@ const FIRST_BUFFER: usize = 64 << 10;
 /// busy: what it holds cannot go to another one that turns out to be faster.
 const BUFFER: usize = 8 << 20;
 const HELD: f64 = 0.1;
+
+/// The most bytes that are read at once to be dropped.
+const DROPPED: usize = 16 << 10;
 
 /// How long deliveries are counted for one measurement of the speed, at least and at most, and how
 /// many bytes they have to be: the peer's system acknowledges many at once.
@@ -262,6 +265,32 @@ impl Rail {
     pub(super) fn pending(&self) -> Option<u64> {
         let last = self.stripes.back().filter(|_| self.unsent > 0)?;
         Some(last.end - (self.unsent as u64).min(last.end - last.start))
+    }
+
+    /// Reads what has arrived, and drops it. The peer may go on sending, so this takes no more than a
+    /// connection may hold.
+    pub(super) fn drain(&mut self) {
+        let mut dropped = [0; DROPPED];
+        for _ in 0..BUFFER / DROPPED {
+            match (&self.stream).read(&mut dropped) {
+                Ok(0) => return self.has_ended = true,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Returns whether the peer's system has everything, or takes no more.
+    pub(super) fn has_delivered(&self) -> bool {
+        let has_all = self.has_room() && self.watch.unacknowledged().is_none_or(|missing| missing == 0);
+        has_all || self.info().is_some_and(|info| info.is_over)
+    }
+
+    /// Sends no more.
+    pub(super) fn end(&self) {
+        // It may be over already.
+        let _ = self.stream.shutdown(std::net::Shutdown::Write);
     }
 
     /// Takes back what the peer's system may lack. The connection may have delivered some of it.

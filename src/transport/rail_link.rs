@@ -32,7 +32,7 @@ const ROUND: Duration = Duration::from_millis(100);
 /// How long a rail has to be lost before the log says so: a peer that ends closes all of them.
 const REPORT: Duration = Duration::from_secs(1);
 
-/// How long a link that is dropped waits until other rails have taken what a lost one had.
+/// How long a link that is dropped and has lost a rail waits until the peer's system has everything.
 const PARTING: Duration = Duration::from_millis(500);
 
 /// How long later bytes wait for earlier ones before the link takes them out of the way: another rail
@@ -57,6 +57,8 @@ struct Rails {
     taken: u64,
     /// Stream position up to which stripes have been given to rails.
     assigned: u64,
+    /// Whether a rail was ever lost, so that bytes may have been sent twice.
+    was_damaged: bool,
     /// Stripes of lost rails, for the others.
     again: VecDeque<Stripe>,
     /// Memory for stripes.
@@ -74,7 +76,7 @@ impl RailLink {
         let rails: Vec<Rail> = streams.into_iter().map(Rail::new).collect();
         let can_repeat = rails.iter().all(Rail::knows_deliveries);
         let (again, pool, joiner) = (VecDeque::new(), Vec::new(), Joiner::new(true));
-        let rails = Rails { peer, rails, can_repeat, taken: 0, assigned: 0, again, pool, joiner, stalled: None, traffic };
+        let rails = Rails { peer, rails, can_repeat, taken: 0, assigned: 0, was_damaged: false, again, pool, joiner, stalled: None, traffic };
         let link = RailLink { rails: Arc::new(Mutex::new(rails)), forks: sys::forks() };
         if can_repeat {
             keep(Arc::downgrade(&link.rails));
@@ -168,6 +170,7 @@ impl Rails {
         if self.rails[at].is_lost() && loss == Loss::Silent {
             return Ok(());
         }
+        self.was_damaged = true;
         let undelivered = self.rails[at].lose(loss, Instant::now(), &mut self.pool);
         self.again.extend(undelivered);
         self.again.make_contiguous().sort_by_key(|stripe| stripe.start);
@@ -284,23 +287,29 @@ impl Rails {
         }
     }
 
-    /// Waits until rails have taken what a lost one had: what a link has taken reaches the peer even if
-    /// the process ends next.
+    /// Drops what the link has received: the system resets a connection that is closed with bytes that
+    /// no call has read, and throws away what it has not delivered. If a rail was lost, these may be
+    /// bytes that the peer sent twice, and this waits until the peer's system has what the link has
+    /// taken.
     fn part(&mut self) {
         let until = Instant::now() + PARTING;
-        let is_damaged = self.rails.iter().any(Rail::is_lost) && self.assigned == self.taken;
-        while is_damaged && self.is_behind() && Instant::now() < until {
+        self.rails.iter_mut().for_each(Rail::drain);
+        if !self.was_damaged || self.assigned != self.taken {
+            return;
+        }
+        loop {
             // SAFETY: no bytes are offered.
             if unsafe { self.pump(&[], self.assigned) }.is_err() {
                 return;
             }
+            let has_parted = self.again.is_empty() && self.rails.iter().all(|rail| rail.is_lost() || rail.has_delivered());
+            if has_parted || Instant::now() >= until {
+                break;
+            }
             std::thread::sleep(Duration::from_millis(1));
+            self.rails.iter_mut().for_each(Rail::drain);
         }
-    }
-
-    /// Whether bytes that the caller gave wait for a rail.
-    fn is_behind(&self) -> bool {
-        !self.again.is_empty() || self.rails.iter().any(|rail| !rail.is_lost() && !rail.has_room())
+        self.rails.iter().filter(|rail| !rail.is_lost()).for_each(Rail::end);
     }
 }
 

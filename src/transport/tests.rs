@@ -472,3 +472,34 @@ fn a_sender_does_not_run_far_ahead_of_a_silent_rail() {
     }
     assert_eq!((sent, a.lost()), (data.len(), 1));
 }
+
+/// The receiver closes a rail on which bytes lie that it has not read, right after it has answered.
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn an_answer_arrives_though_repeated_bytes_were_not_read() {
+    let [first, second] = connections(2);
+    let (mut a, mut b) = (RailLink::new(first, 1), RailLink::new(second, 0));
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    // What both of them send lies in the sockets when `b` closes.
+    let answer: Vec<u8> = (0..1u64 << 20).map(|i| byte(3, i)).collect();
+    let asked = fill(&mut a, 0);
+    assert!(asked > 0);
+    b.lose(1);
+    let (mut given, mut got, mut arrived) = (0, vec![0u8; answer.len()], 0);
+    while given < answer.len() {
+        // SAFETY: the answer and `got` are borrowed for the calls.
+        given += unsafe { b.send(&[RawSlice::of(&answer[given..])]) }.unwrap();
+        arrived += unsafe { a.receive(RawSliceMut::of(&mut got[arrived..])) }.unwrap();
+        assert!(std::time::Instant::now() < deadline, "{given} bytes were taken");
+    }
+    let reader = std::thread::spawn(move || {
+        while arrived < got.len() {
+            // SAFETY: `got` is borrowed for the call.
+            arrived += unsafe { a.receive(RawSliceMut::of(&mut got[arrived..])) }.unwrap();
+            assert!(std::time::Instant::now() < deadline, "{arrived} bytes arrived");
+        }
+        got
+    });
+    drop(b);
+    assert!(reader.join().unwrap() == answer, "wrong bytes");
+}
