@@ -50,8 +50,9 @@ pub(crate) fn listen_within(ip: IpAddr, ports: &RangeInclusive<u16>) -> io::Resu
     Err(io::Error::new(io::ErrorKind::AddrInUse, "all ports of the range are taken"))
 }
 
-/// Begins to connect from an address of this machine, so that the packets leave through its network
-/// interface. The socket does not block.
+/// Begins to connect from an address of this machine, so that the peer's answers go there. On Linux,
+/// the route to the peer chooses the interface through which the packets leave, and not their source
+/// address, unless a rule of the routing says otherwise. The socket does not block.
 pub(crate) fn connect_from(from: IpAddr, to: SocketAddr) -> io::Result<std::net::TcpStream> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(to), socket2::Type::STREAM, None)?;
     socket.set_nonblocking(true)?;

@@ -125,7 +125,10 @@ impl Rail {
             window: None,
             speed: None,
         };
-        rail.hold(FIRST_BUFFER);
+        // A buffer that does not follow the speed would stay small.
+        if rail.knows_deliveries() {
+            rail.hold(FIRST_BUFFER);
+        }
         rail
     }
 

@@ -70,13 +70,26 @@ struct Rails {
 }
 
 impl RailLink {
-    /// Makes a link to a peer over connections, each over a rail.
-    pub(crate) fn new(streams: Vec<TcpStream>, peer: Rank) -> RailLink {
+    /// Makes a link to a peer over connections, each over a rail. `left_out` others could not be made.
+    pub(crate) fn new(streams: Vec<TcpStream>, left_out: usize, peer: Rank) -> RailLink {
         let traffic = Traffic::of_sockets(streams.iter().map(SocketWatch::new).collect());
+        (0..left_out).for_each(|_| traffic.lost_rail());
         let rails: Vec<Rail> = streams.into_iter().map(Rail::new).collect();
         let can_repeat = rails.iter().all(Rail::knows_deliveries);
         let (again, pool, joiner) = (VecDeque::new(), Vec::new(), Joiner::new(true));
-        let rails = Rails { peer, rails, can_repeat, taken: 0, assigned: 0, was_damaged: false, again, pool, joiner, stalled: None, traffic };
+        let rails = Rails {
+            peer,
+            rails,
+            can_repeat,
+            taken: 0,
+            assigned: 0,
+            was_damaged: false,
+            again,
+            pool,
+            joiner,
+            stalled: None,
+            traffic,
+        };
         let link = RailLink { rails: Arc::new(Mutex::new(rails)), forks: sys::forks() };
         if can_repeat {
             keep(Arc::downgrade(&link.rails));
@@ -174,7 +187,11 @@ impl Rails {
         let undelivered = self.rails[at].lose(loss, Instant::now(), &mut self.pool);
         self.again.extend(undelivered);
         self.again.make_contiguous().sort_by_key(|stripe| stripe.start);
-        if self.rails.iter().all(Rail::is_lost) { Err(self.cause()) } else { Ok(()) }
+        if !self.rails.iter().all(Rail::is_lost) {
+            return Ok(());
+        }
+        self.report_all();
+        Err(self.cause())
     }
 
     /// Returns why there is no rail.
@@ -212,8 +229,7 @@ impl Rails {
                     is_ahead |= delivery.is_ahead;
                     rail.has_ended = delivery.has_ended;
                 }
-                Err(cause @ Cause::Corrupt(_)) => return Err(cause),
-                Err(cause) if !self.can_repeat => return Err(cause),
+                Err(cause) if !self.can_repeat || !is_end_of_rail(&cause) => return Err(cause),
                 Err(_) => rail.has_ended = true,
             }
             let rail = &self.rails[at];
@@ -262,7 +278,26 @@ impl Rails {
         }
         // SAFETY: no bytes are offered.
         let _ = unsafe { self.pump(&[], self.assigned) };
+        if self.rails.iter().all(Rail::is_idle) {
+            self.pool = Vec::new();
+        }
         self.report(now);
+    }
+
+    /// Tells the user of all rails, the last of which was lost. A peer that leaves closes them.
+    fn report_all(&mut self) {
+        let peer = self.peer;
+        let is_failure = |rail: &Rail| rail.loss.as_ref().is_some_and(|loss| *loss != Loss::Failed(Cause::Closed));
+        if !self.rails.iter().any(is_failure) {
+            return;
+        }
+        for rail in self.rails.iter_mut().filter(|rail| !rail.is_reported) {
+            let Some(loss) = &rail.loss else { continue };
+            rail.is_reported = true;
+            self.traffic.lost_rail();
+            let (route, why) = (rail.route(), loss.to_string());
+            tracing::warn!(peer, route, why, "a rail to a rank failed, and no other rail is left");
+        }
     }
 
     /// Tells the user of rails that were lost, and takes back those that answer again.
@@ -310,6 +345,19 @@ impl Rails {
             self.rails.iter_mut().for_each(Rail::drain);
         }
         self.rails.iter().filter(|rail| !rail.is_lost()).for_each(Rail::end);
+    }
+}
+
+/// Returns whether an error says that one connection is over, and nothing about this process or the
+/// stream.
+fn is_end_of_rail(cause: &Cause) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
+    match cause {
+        Cause::Closed => true,
+        Cause::Broken(kind) => {
+            matches!(kind, ConnectionAborted | ConnectionRefused | HostUnreachable | NetworkDown | NetworkUnreachable | TimedOut)
+        }
+        _ => false,
     }
 }
 

@@ -329,7 +329,7 @@ fn rail_pair(rails: usize) -> ([RailLink; 2], Vec<[TcpStream; 2]>) {
     let handle = |stream: &mio::net::TcpStream| TcpStream::from(stream.as_fd().try_clone_to_owned().unwrap());
     let cuts = std::iter::zip(&ends[0], &ends[1]).map(|(a, b)| [handle(a), handle(b)]).collect();
     let [a, b] = ends;
-    ([RailLink::new(a, 1), RailLink::new(b, 0)], cuts)
+    ([RailLink::new(a, 0, 1), RailLink::new(b, 0, 0)], cuts)
 }
 
 #[test]
@@ -446,7 +446,7 @@ fn a_sender_does_not_run_far_ahead_of_a_silent_rail() {
     let [to_nowhere, from_nowhere] = <[_; 2]>::try_from(silent).unwrap();
     sending.push(to_nowhere);
     receiving.push(from_nowhere);
-    let (mut a, mut b) = (RailLink::new(sending, 1), RailLink::new(receiving, 0));
+    let (mut a, mut b) = (RailLink::new(sending, 0, 1), RailLink::new(receiving, 0, 0));
     let data: Vec<u8> = (0..(96u64 << 20) / 8).flat_map(|word| mix(9, word).to_le_bytes()).collect();
     let (mut sent, mut chunk, mut filled, mut arrived, mut pauses) = (0, vec![0; CHUNK], 0, 0, 0);
     let deadline = std::time::Instant::now() + Duration::from_secs(120);
@@ -478,7 +478,7 @@ fn a_sender_does_not_run_far_ahead_of_a_silent_rail() {
 #[cfg(all(target_os = "linux", not(miri)))]
 fn an_answer_arrives_though_repeated_bytes_were_not_read() {
     let [first, second] = connections(2);
-    let (mut a, mut b) = (RailLink::new(first, 1), RailLink::new(second, 0));
+    let (mut a, mut b) = (RailLink::new(first, 0, 1), RailLink::new(second, 0, 0));
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     // What both of them send lies in the sockets when `b` closes.
     let answer: Vec<u8> = (0..1u64 << 20).map(|i| byte(3, i)).collect();
@@ -502,4 +502,14 @@ fn an_answer_arrives_though_repeated_bytes_were_not_read() {
     });
     drop(b);
     assert!(reader.join().unwrap() == answer, "wrong bytes");
+}
+
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn rails_that_did_not_connect_are_counted() {
+    let [streams, _others] = connections(1);
+    let table = crate::trace::LinkTable::default();
+    let (kind, traffic) = RailLink::new(streams, 2, 1).traffic().unwrap();
+    table.opened(1, kind, traffic);
+    assert_eq!(table.read(9)[0].lost_rails, 2);
 }

@@ -161,7 +161,9 @@ impl NetworkOpener {
             End::Initiator => [self.rank, peer],
             End::Acceptor => [peer, self.rank],
         };
-        Ok(self.network.links.link(lanes, self.network.has_rails(self.members[peer]), end, between)?)
+        let to = self.members[peer];
+        let of_rails = self.network.has_rails(to).then(|| rails::targets(&self.network, to).len());
+        Ok(self.network.links.link(lanes, of_rails, end, between)?)
     }
 
     /// Takes the connections of a link that a peer opens, once all have come.

@@ -69,24 +69,25 @@ impl LinkSettings {
         }
     }
 
-    /// Makes a link between two ranks of a communicator of its connections, which may be over
-    /// several rails.
+    /// Makes a link between two ranks of a communicator of its connections. With rails, it should have
+    /// had `of_rails` connections.
     pub(super) fn link(
         &self,
         mut lanes: Vec<TcpStream>,
-        has_rails: bool,
+        of_rails: Option<usize>,
         end: End,
         between: [Rank; 2],
     ) -> Result<Box<dyn Link>, Cause> {
         lanes.iter().for_each(|lane| congestion::control(lane, &self.congestion_control));
-        match &self.tls {
-            None if has_rails => {
+        match (&self.tls, of_rails) {
+            (None, Some(wanted)) => {
                 let peer = if matches!(end, End::Initiator) { between[1] } else { between[0] };
-                Ok(Box::new(RailLink::new(lanes, peer)))
+                let left_out = wanted.saturating_sub(lanes.len());
+                Ok(Box::new(RailLink::new(lanes, left_out, peer)))
             }
-            Some(tls) if lanes.len() == 1 => tls.link(lanes.remove(0), end, between),
-            Some(_) => Err(Cause::Corrupt("an encrypted link of several connections")),
-            None => Ok(tcp::link(lanes)),
+            (Some(tls), _) if lanes.len() == 1 => tls.link(lanes.remove(0), end, between),
+            (Some(_), _) => Err(Cause::Corrupt("an encrypted link of several connections")),
+            (None, None) => Ok(tcp::link(lanes)),
         }
     }
 }

@@ -11,6 +11,7 @@ use super::process::{Network, no_connection};
 use crate::bootstrap::address::{self, is_within};
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::listener::{Connector, Stream, Target};
+use crate::error::Cause;
 use crate::transport::NoLink;
 use crate::types::Rank;
 
@@ -67,7 +68,7 @@ pub(super) struct RailOpening {
 enum Lane {
     Connecting(Box<Connector>),
     Open(TcpStream),
-    Failed(Option<NoLink>),
+    Failed(Target, NoLink),
 }
 
 impl RailOpening {
@@ -80,7 +81,8 @@ impl RailOpening {
     ///
     /// # Errors
     ///
-    /// Why the first connection failed, if all have failed.
+    /// Why the first connection failed, if all have failed. If it did not reach the peer, the error
+    /// names the ends of all.
     pub(super) fn advance(
         &mut self,
         identity: &Identity,
@@ -98,7 +100,9 @@ impl RailOpening {
                 Ok(Some(Stream::Local(_))) => unreachable!("a rail is in the network"),
                 Err(error) => {
                     tracing::warn!(peer = self.peer, rail = %connector.target(), ?error, "cannot connect to a rank over a rail");
-                    *lane = Lane::Failed(Some(no_connection(connector.target(), error)));
+                    let target = connector.target().clone();
+                    let why = no_connection(&target, error);
+                    *lane = Lane::Failed(target, why);
                 }
             }
         }
@@ -116,15 +120,15 @@ impl RailOpening {
             tracing::warn!(peer = self.peer, rail = %connector.target(), "a rail to a rank does not connect; its link opens without it");
         }
         let mut streams = Vec::with_capacity(self.lanes.len());
-        let mut failure = None;
+        let mut failures = Vec::new();
         for lane in self.lanes.drain(..) {
             match lane {
                 Lane::Open(stream) => streams.push(stream),
-                Lane::Failed(why) => failure = failure.or(why),
+                Lane::Failed(target, why) => failures.push((target.to_string(), why)),
                 Lane::Connecting(_) => {}
             }
         }
-        match failure {
+        match failure_of_all(failures) {
             Some(why) if streams.is_empty() => Err(why),
             _ => Ok(Some(streams)),
         }
@@ -141,9 +145,32 @@ impl RailOpening {
     }
 }
 
+/// Returns why the first of some connections failed; if it did not reach the peer, with the ends of all.
+fn failure_of_all(failures: Vec<(String, NoLink)>) -> Option<NoLink> {
+    let ends = failures.iter().map(|(end, _)| end.as_str()).collect::<Vec<_>>().join(", ");
+    let (_, first) = failures.into_iter().next()?;
+    Some(match first {
+        NoLink::Peer(Cause::Unreachable { kind, .. }) => Cause::Unreachable { address: ends, kind }.into(),
+        other => other,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_error_names_all_rails() {
+        let failure = |end: &str| {
+            let cause = Cause::Unreachable { address: end.to_owned(), kind: std::io::ErrorKind::HostUnreachable };
+            (end.to_owned(), cause.into())
+        };
+        let Some(NoLink::Peer(cause)) = failure_of_all(vec![failure("10.0.1.9:7"), failure("10.0.2.9:7")]) else {
+            panic!("the peer is the cause")
+        };
+        assert!(cause.to_string().contains("10.0.1.9:7, 10.0.2.9:7"), "{cause}");
+        assert!(failure_of_all(Vec::new()).is_none());
+    }
 
     #[test]
     fn rails_of_one_network_are_paired() {
