@@ -56,6 +56,12 @@ impl PeerInfo {
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<PeerInfo> {
+        let info = PeerInfo::read_fields(reader)?;
+        let is_possible = |rail: &SocketAddr| is_rail(rail, &info.address);
+        (info.more_rails.len() < MOST_RAILS && info.more_rails.iter().all(is_possible)).then_some(info)
+    }
+
+    fn read_fields(reader: &mut Reader<'_>) -> Option<PeerInfo> {
         let version = reader.number()?.try_into().ok()?;
         let is_ours = version == self::version();
         Some(PeerInfo {
@@ -77,7 +83,7 @@ impl PeerInfo {
                 false => String::new(),
             },
             more_rails: match is_ours {
-                true => reader.list(read_address).filter(|rails| rails.len() < MOST_RAILS)?,
+                true => reader.list(read_address)?,
                 false => Vec::new(),
             },
         })
@@ -157,6 +163,13 @@ fn read_address(reader: &mut Reader<'_>) -> Option<SocketAddr> {
     Some(SocketAddr::new(reader.text()?.parse::<IpAddr>().ok()?, reader.number()?.try_into().ok()?))
 }
 
+/// Returns whether a rank can listen at an address on another interface than that of `first`.
+fn is_rail(rail: &SocketAddr, first: &SocketAddr) -> bool {
+    let ip = rail.ip();
+    let is_of_others = !ip.is_unspecified() && !ip.is_multicast() && (!ip.is_loopback() || first.ip().is_loopback());
+    rail.port() != 0 && is_of_others
+}
+
 /// Returns the protocol version that a [`PeerInfo`] carries.
 pub(crate) fn version() -> u32 {
     VERSION.into()
@@ -196,6 +209,21 @@ mod tests {
         for path in ["/", "a//b", "a b", "a\n", "1/2/3/4/5/6/7/8/9", &"x".repeat(256)] {
             assert_eq!(with(path), None, "{path}");
         }
+    }
+
+    #[test]
+    fn a_rail_that_no_rank_listens_at_is_refused() {
+        let with = |address: &str, rail: &str| {
+            let (address, more_rails) = (address.parse().unwrap(), vec![rail.parse().unwrap()]);
+            PeerInfo::decode(&PeerInfo { address, more_rails, ..sample(1) }.encode()).is_some()
+        };
+        for rail in ["10.0.2.1:7", "[fd00::1]:7"] {
+            assert!(with("10.0.1.1:7", rail), "{rail}");
+        }
+        for rail in ["10.0.2.1:0", "0.0.0.0:7", "[::]:7", "224.0.0.1:7", "[ff02::1]:7", "127.0.0.1:7", "[::1]:7"] {
+            assert!(!with("10.0.1.1:7", rail), "{rail}");
+        }
+        assert!(with("127.0.0.1:7", "127.0.0.2:7"));
     }
 
     #[test]
