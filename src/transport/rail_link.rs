@@ -323,13 +323,14 @@ impl Rails {
     }
 
     /// Drops what the link has received: the system resets a connection that is closed with bytes that
-    /// no call has read, and throws away what it has not delivered. If a rail was lost, these may be
+    /// no call has read, and throws away what it has not delivered. If an end lost a rail, these may be
     /// bytes that the peer sent twice, and this waits until the peer's system has what the link has
     /// taken.
     fn part(&mut self) {
         let until = Instant::now() + PARTING;
         self.rails.iter_mut().for_each(Rail::drain);
-        if !self.was_damaged || self.assigned != self.taken {
+        let is_whole = !self.was_damaged && !self.joiner.has_repeated;
+        if is_whole || self.assigned != self.taken {
             return;
         }
         loop {

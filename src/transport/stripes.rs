@@ -89,8 +89,9 @@ pub(super) struct Joiner {
     beyond: BTreeMap<u64, u64>,
     /// Whether the ranges beyond `complete` are in `arrived`, and not in memory of the caller.
     is_buffered: bool,
-    /// Whether the peer may send bytes more than once.
+    /// Whether the peer may send bytes more than once, and whether it has.
     may_repeat: bool,
+    pub(super) has_repeated: bool,
     /// Stripes that are not wanted yet, by their start, and their bytes.
     aside: BTreeMap<u64, Vec<u8>>,
     bytes_aside: usize,
@@ -104,6 +105,7 @@ impl Joiner {
             beyond: BTreeMap::new(),
             is_buffered: false,
             may_repeat,
+            has_repeated: false,
             aside: BTreeMap::new(),
             bytes_aside: 0,
         }
@@ -215,6 +217,7 @@ impl Joiner {
             if known > 0 && !self.may_repeat {
                 return Err(Cause::Corrupt("overlapping stripes of a link"));
             }
+            self.has_repeated |= known > 0;
             let wanted = if known > 0 { known.min(DROPPED as u64) } else { goal.limit.saturating_sub(next) };
             let wanted = wanted.min(len as u64) as usize;
             if wanted == 0 && len > 0 {
