@@ -454,13 +454,16 @@ fn a_sender_does_not_run_far_ahead_of_a_silent_rail() {
         let before = (a.assigned(), filled);
         // SAFETY: `data` and `chunk` are borrowed for the calls.
         sent += unsafe { a.send(&[RawSlice::of(&data[sent..])]) }.unwrap();
+        // SAFETY: as above.
         filled += unsafe { b.receive(RawSliceMut::of(&mut chunk[filled..])) }.unwrap();
         if filled == CHUNK {
             assert!(chunk == data[arrived..arrived + CHUNK], "wrong bytes after {arrived}");
-            (arrived, filled) = (arrived + CHUNK, 0);
+            (arrived, filled, pauses) = (arrived + CHUNK, 0, 0);
         } else if (a.assigned(), filled) == before {
             std::thread::sleep(Duration::from_millis(1));
             pauses += 1;
+        } else {
+            pauses = 0;
         }
         if a.lost() == 0 {
             assert!(a.assigned() <= (64 << 20) + (256 << 10), "{} bytes while {arrived} had arrived", a.assigned());
@@ -492,11 +495,16 @@ fn a_link_that_lost_a_rail_delivers_before_it_closes() {
         let rest = RawSlice::of(&data[given..b.assigned() as usize]);
         // SAFETY: the data and `got` are borrowed for the calls.
         given += unsafe { b.send(&[rest]) }.unwrap();
+        // SAFETY: as above.
         arrived += unsafe { a.receive(RawSliceMut::of(&mut got[arrived..])) }.unwrap();
         assert!(std::time::Instant::now() < deadline, "{given} bytes were taken");
     }
     std::thread::scope(|scope| {
         scope.spawn(|| drop(b));
+        // A link that does not wait is closed by now, and this resets it.
+        std::thread::sleep(Duration::from_millis(20));
+        // SAFETY: the data is borrowed for the call.
+        let _ = unsafe { a.send(&[RawSlice::of(&data[..1 << 20])]) };
         while arrived < given {
             // SAFETY: `got` is borrowed for the call.
             arrived += unsafe { a.receive(RawSliceMut::of(&mut got[arrived..])) }.unwrap();
