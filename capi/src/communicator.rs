@@ -261,7 +261,7 @@ pub unsafe extern "C" fn kolo_comm_shrink(comm: kolo_comm_t, newcomm: *mut kolo_
 /// `*newcomm`.
 ///
 /// A collective call. If no process waits, it costs a look into the store on rank 0 and a small
-/// broadcast, so a program can call it every so many steps. Newcomers know nothing of the program's
+/// broadcast, so a program can call it every few steps. Newcomers know nothing of the program's
 /// state: send it with kolo_broadcast. KOLO_ERR_NOT_GROWN on all ranks if the store or a newcomer
 /// fails: `comm` stays usable. KOLO_ERR_UNSUPPORTED if `comm` was split from another communicator, or
 /// comes from kolo_comm_init_callbacks or kolo_comm_init_all.

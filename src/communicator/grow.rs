@@ -39,7 +39,7 @@ impl Communicator {
     /// usable.
     ///
     /// This is a collective call. A program makes it where it can continue with more ranks, such as
-    /// every so many steps. If no process waits, it costs a look into the store on rank 0 and a
+    /// every few steps. If no process waits, it costs a look into the store on rank 0 and a
     /// small broadcast. The first call opens the store, for which newcomers wait. It admits none
     /// that has not found the store before.
     ///
@@ -93,7 +93,7 @@ impl Communicator {
             Ok(newcomers) => [NEWCOMERS, random_number(), newcomers.len() as u64],
             Err(_) => [FAILURE, 0, 0],
         };
-        let heard = self.hear_rank_0(&mut words);
+        let heard = self.receive_from_rank_0(&mut words);
         if heard.is_err() && found.as_ref().is_ok_and(|found| !found.is_empty()) {
             job.reopen();
         }
@@ -112,7 +112,7 @@ impl Communicator {
                     let len = text.len().min(LONGEST_REASON);
                     reason[..len].copy_from_slice(&text.as_bytes()[..len]);
                 }
-                self.hear_rank_0(&mut reason)?;
+                self.receive_from_rank_0(&mut reason)?;
                 let why = String::from_utf8_lossy(&reason).trim_end_matches('\0').to_owned();
                 Err(Error::NotGrown { why })
             }
@@ -120,8 +120,8 @@ impl Communicator {
         }
     }
 
-    /// Takes what rank 0 has in `buf`.
-    fn hear_rank_0<T: crate::types::Element>(&self, buf: &mut [T]) -> Result<()> {
+    /// Broadcasts rank 0's `buf` to all ranks.
+    fn receive_from_rank_0<T: crate::types::Element>(&self, buf: &mut [T]) -> Result<()> {
         self.agree(calls::broadcast::<T>(RawSliceMut::of(buf), 0))
     }
 

@@ -97,24 +97,22 @@ impl RailLink {
         }
         link
     }
+}
 
-    // The test that asks runs on Linux only.
-    #[cfg(test)]
-    #[allow(dead_code)]
+// The tests that use these run on Linux only.
+#[cfg(test)]
+#[allow(dead_code)]
+impl RailLink {
     pub(super) fn lost(&self) -> usize {
         self.rails.lock().rails.iter().filter(|rail| rail.is_lost()).count()
     }
 
     /// Drops a rail on which the peer's system does not answer.
-    #[cfg(test)]
-    #[allow(dead_code)]
     pub(super) fn lose(&self, at: usize) {
         self.rails.lock().lose(at, Loss::Silent).expect("another rail is left");
     }
 
     /// Stream position up to which rails have stripes.
-    #[cfg(test)]
-    #[allow(dead_code)]
     pub(super) fn assigned(&self) -> u64 {
         self.rails.lock().assigned
     }
