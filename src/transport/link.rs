@@ -75,6 +75,9 @@ pub(crate) trait Link: Send {
 
     /// Moves bytes that have arrived to `into`; returns how many. 0 means none now.
     ///
+    /// Bytes that come later in the stream may already lie behind those. So the next call goes on
+    /// behind them in the same memory, until all of `into` has arrived.
+    ///
     /// # Safety
     ///
     /// `into` is writable until this returns, and no other thread accesses it.

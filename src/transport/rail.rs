@@ -45,6 +45,8 @@ pub(super) struct Stripe {
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) bytes: Vec<u8>,
+    /// A connection has taken all of it before, or another one has it as well.
+    pub(super) is_repeat: bool,
 }
 
 impl Stripe {
@@ -52,7 +54,7 @@ impl Stripe {
     pub(super) fn new(start: u64, end: u64, mut bytes: Vec<u8>) -> Stripe {
         bytes.clear();
         bytes.extend_from_slice(&encode(start, end));
-        Stripe { start, end, bytes }
+        Stripe { start, end, bytes, is_repeat: false }
     }
 }
 
@@ -264,9 +266,9 @@ impl Rail {
     }
 
     /// Returns the stream position of the first byte that the connection has not taken, of those
-    /// that it was given.
+    /// that it was given. Bytes that another connection had taken do not count.
     pub(super) fn pending(&self) -> Option<u64> {
-        let last = self.stripes.back().filter(|_| self.unsent > 0)?;
+        let last = self.stripes.back().filter(|stripe| self.unsent > 0 && !stripe.is_repeat)?;
         Some(last.end - (self.unsent as u64).min(last.end - last.start))
     }
 
@@ -301,7 +303,10 @@ impl Rail {
         self.refresh(now, pool);
         let mut stripes = std::mem::take(&mut self.stripes);
         // If the peer answers again, the stripe that was cut off comes first.
-        let cut = stripes.back().filter(|_| self.unsent > 0 && loss == Loss::Silent).cloned();
+        let mut cut = stripes.back().filter(|_| self.unsent > 0 && loss == Loss::Silent).cloned();
+        cut.iter_mut().for_each(|stripe| stripe.is_repeat = true);
+        let is_cut = usize::from(self.unsent > 0);
+        stripes.iter_mut().rev().skip(is_cut).for_each(|stripe| stripe.is_repeat = true);
         self.held = cut.as_ref().map_or(0, |stripe| stripe.bytes.len());
         self.unsent = self.unsent.min(self.held);
         self.stripes.extend(cut);

@@ -107,9 +107,9 @@ impl RailLink {
         self.rails.lock().rails.iter().filter(|rail| rail.is_lost()).count()
     }
 
-    /// Drops a rail on which the peer's system does not answer.
-    pub(super) fn lose(&self, at: usize) {
-        self.rails.lock().lose(at, Loss::Silent).expect("another rail is left");
+    /// Drops a rail, although it works.
+    pub(super) fn lose(&self, at: usize, loss: Loss) {
+        self.rails.lock().lose(at, loss).expect("another rail is left");
     }
 
     /// Stream position up to which rails have stripes.
@@ -162,6 +162,14 @@ impl Rails {
             self.flush(at)?;
         }
         Ok(())
+    }
+
+    /// Returns the stream position up to which connections have taken all bytes. What is sent again may
+    /// have arrived, and the peer may read it much later, so the caller does not wait for it.
+    fn passed_on(&self) -> u64 {
+        let waiting = self.rails.iter().filter(|rail| !rail.is_lost()).filter_map(Rail::pending);
+        let lost = self.again.iter().find(|stripe| !stripe.is_repeat).map(|stripe| stripe.start);
+        waiting.chain(lost).min().unwrap_or(self.assigned)
     }
 
     /// Sends what a rail takes. Fails if no other rail is left for what it does not deliver.
@@ -245,8 +253,9 @@ impl Rails {
             return Err(if self.rails.iter().any(|rail| rail.has_ended) { Cause::Closed } else { self.cause() });
         }
         if !self.again.is_empty() {
+            // What has arrived counts also if nothing can be sent any more.
             // SAFETY: no bytes are offered.
-            unsafe { self.pump(&[], self.assigned)? };
+            let _ = unsafe { self.pump(&[], self.assigned) };
         }
         Ok(())
     }
@@ -376,9 +385,7 @@ impl Link for RailLink {
         let offered = rails.taken + parts.iter().map(|part| part.len as u64).sum::<u64>();
         // SAFETY: the caller vouches for the parts.
         unsafe { rails.pump(parts, offered)? };
-        let waiting = rails.rails.iter().filter(|rail| !rail.is_lost()).filter_map(Rail::pending);
-        let pending = waiting.chain(rails.again.front().map(|stripe| stripe.start)).min();
-        let taken = pending.unwrap_or(rails.assigned).clamp(rails.taken, offered);
+        let taken = rails.passed_on().clamp(rails.taken, offered);
         let count = (taken - rails.taken) as usize;
         rails.taken = taken;
         rails.traffic.sent(count);

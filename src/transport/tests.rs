@@ -66,7 +66,9 @@ fn byte(seed: u64, position: u64) -> u8 {
 
 /// Sends and receives `messages` messages at once, padded as in the engine, until all have been
 /// sent and checked.
-fn converse(mut link: Box<dyn Link>, send_seed: u64, receive_seed: u64, messages: u64) {
+fn converse(link: &mut dyn Link, send_seed: u64, receive_seed: u64, messages: u64) {
+    // The other end may have failed.
+    let deadline = std::time::Instant::now() + Duration::from_secs(120);
     let padded = |len: usize| len.next_multiple_of(ALIGN);
     let (mut sending, mut sent_bytes) = (0, 0u64);
     let mut out: Vec<u8> = Vec::new();
@@ -75,6 +77,8 @@ fn converse(mut link: Box<dyn Link>, send_seed: u64, receive_seed: u64, messages
     let mut into: Vec<u8> = Vec::new();
     let mut filled = 0;
     while sending < messages || receiving < messages {
+        let is_late = std::time::Instant::now() >= deadline;
+        assert!(!is_late, "{sending} messages sent, {receiving} received, of {messages}; {filled} bytes of the next one");
         if sending < messages {
             if out.is_empty() {
                 let len = padded(message(send_seed, sending).0);
@@ -124,11 +128,11 @@ fn converse(mut link: Box<dyn Link>, send_seed: u64, receive_seed: u64, messages
     }
 }
 
-fn both_ways([a, b]: [Box<dyn Link>; 2]) {
+fn both_ways([mut a, mut b]: [Box<dyn Link>; 2]) {
     let messages = if cfg!(miri) { 6 } else { 200 };
     std::thread::scope(|scope| {
-        scope.spawn(|| converse(a, 1, 2, messages));
-        scope.spawn(|| converse(b, 2, 1, messages));
+        scope.spawn(|| converse(&mut *a, 1, 2, messages));
+        scope.spawn(|| converse(&mut *b, 2, 1, messages));
     });
 }
 
@@ -346,7 +350,8 @@ fn rail_links() {
 
 #[cfg(all(target_os = "linux", not(miri)))]
 proptest::proptest! {
-    #![proptest_config(proptest::prelude::ProptestConfig { cases: 24, ..Default::default() })]
+    // The moments of the cuts differ each time, so a smaller case shows nothing.
+    #![proptest_config(proptest::prelude::ProptestConfig { cases: 24, max_shrink_iters: 0, ..Default::default() })]
 
     /// Whichever rails are cut, at whichever end and moment, the streams arrive as long as one is left.
     #[test]
@@ -355,12 +360,12 @@ proptest::proptest! {
         seed: u64,
         cuts in proptest::collection::vec((0usize..4, 0usize..2, 0u64..60), 1..4),
     ) {
-        let (links, handles) = rail_pair(rails);
-        let [a, b] = links.map(|link| Box::new(link) as Box<dyn Link>);
+        // The links live until all is cut: one that was dropped sends nothing again.
+        let ([mut a, mut b], handles) = rail_pair(rails);
         let (there, back) = (mix(seed, 1), mix(seed, 2));
         std::thread::scope(|scope| {
-            scope.spawn(|| converse(a, there, back, 100));
-            scope.spawn(|| converse(b, back, there, 100));
+            scope.spawn(|| converse(&mut a, there, back, 100));
+            scope.spawn(|| converse(&mut b, back, there, 100));
             let mut cut = std::collections::BTreeSet::new();
             for (rail, end, after) in cuts {
                 let rail = rail % rails;
@@ -400,23 +405,51 @@ fn what_a_cut_rail_held_arrives_without_another_call_of_the_sender() {
     // The peer's system acknowledges no more bytes of this connection.
     cuts[1][1].shutdown(std::net::Shutdown::Both).unwrap();
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
-    let (mut got, mut arrived) = (vec![0u8; 1 << 20], 0);
-    while arrived < total {
-        let most = got.len().min((total - arrived) as usize);
+    let (mut got, mut arrived) = (vec![0u8; total as usize], 0);
+    while arrived < got.len() {
         // SAFETY: `got` is borrowed for the call.
-        let count = unsafe { b.receive(RawSliceMut::of(&mut got[..most])) }.unwrap();
-        assert!(got[..count].iter().zip(arrived..).all(|(&got, at)| got == byte(9, at)));
-        arrived += count as u64;
+        let count = unsafe { b.receive(RawSliceMut::of(&mut got[arrived..])) }.unwrap();
+        arrived += count;
         assert!(std::time::Instant::now() < deadline, "{arrived} of {total} bytes arrived");
         if count == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+    assert!(std::iter::zip(&got, 0..).all(|(&got, at)| got == byte(9, at)));
     // The receiver may notice later than its last byte.
     while (a.lost(), b.lost()) != (1, 1) {
         assert!(std::time::Instant::now() < deadline, "lost {} and {}", a.lost(), b.lost());
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// What is sent again may have arrived before. The receiver may have left the library then, and reads
+/// none of it.
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn a_sender_does_not_wait_for_what_it_sends_again() {
+    let [sending, receiving] = connections(4);
+    // The last rail takes little of what the others held.
+    socket2::SockRef::from(&receiving[3]).set_recv_buffer_size(4096).unwrap();
+    let (mut a, mut b) = (RailLink::new(sending, 0, 1), RailLink::new(receiving, 0, 0));
+    let mut sent = fill(&mut a, 0);
+    let all = a.assigned();
+    (0..3).for_each(|at| a.lose(at, super::rail::Loss::Failed(Cause::Closed)));
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    let (mut got, mut arrived) = (vec![0u8; all as usize], 0);
+    while arrived < got.len() || sent < all {
+        if arrived < got.len() {
+            // SAFETY: `got` is borrowed for the call.
+            arrived += unsafe { b.receive(RawSliceMut::of(&mut got[arrived..])) }.unwrap();
+        } else {
+            let rest: Vec<u8> = (sent..all).map(|at| byte(9, at)).collect();
+            // SAFETY: `rest` is borrowed for the call.
+            sent += unsafe { a.send(&[RawSlice::of(&rest)]) }.unwrap() as u64;
+        }
+        assert!(std::time::Instant::now() < deadline, "{sent} bytes sent and {arrived} received of {all}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(std::iter::zip(&got, 0..).all(|(&got, at)| got == byte(9, at)));
 }
 
 #[test]
@@ -468,7 +501,7 @@ fn a_sender_does_not_run_far_ahead_of_a_silent_rail() {
         if a.lost() == 0 {
             assert!(a.assigned() <= (64 << 20) + (256 << 10), "{} bytes while {arrived} had arrived", a.assigned());
             if a.assigned() >= 63 << 20 && pauses > 200 {
-                a.lose(1);
+                a.lose(1, super::rail::Loss::Silent);
             }
         }
         assert!(std::time::Instant::now() < deadline, "{arrived} bytes arrived, {} were sent", a.assigned());
@@ -485,7 +518,7 @@ fn a_link_that_lost_a_rail_delivers_before_it_closes() {
     first.iter().for_each(|stream| socket2::SockRef::from(stream).set_recv_buffer_size(64 << 10).unwrap());
     let (mut a, mut b) = (RailLink::new(first, 0, 1), RailLink::new(second, 0, 0));
     assert!(fill(&mut a, 0) > 0);
-    b.lose(1);
+    b.lose(1, super::rail::Loss::Silent);
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     let data: Vec<u8> = (0..32u64 << 20).map(|i| byte(9, i)).collect();
     let total = fill(&mut b, 0) as usize;
