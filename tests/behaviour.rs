@@ -3,12 +3,12 @@
 mod common;
 
 use std::pin::pin;
-use std::sync::{Arc, Barrier, Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, on_every_transport, run};
+use common::{Barrier, PATIENCE, on_every_transport, run};
 use kolo::{ArgumentError, Cause, Communicator, Error, Op, ReduceOp, Transport, Waited, Work, WorkError};
 
 fn argument(result: kolo::Result<()>) -> ArgumentError {

@@ -2,10 +2,10 @@
 
 mod common;
 
-use std::sync::{Barrier, Mutex};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use common::{on_every_transport, run};
+use common::{Barrier, on_every_transport, run};
 use kolo::{Cause, Error, Op, ReduceOp, Transport, Waited};
 
 /// Far less than the deadline of an operation, far more than a report takes.

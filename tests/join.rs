@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Barrier, Condvar, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, on_every_transport};
+use common::{Barrier, PATIENCE, on_every_transport};
 use kolo::{Builder, Communicator, Error, ReduceOp, Store, StoreError};
 
 const SECRET: [u8; 32] = [7; 32];
@@ -310,7 +310,7 @@ fn a_list_is_read_before_it_is_replaced() {
 
 #[test]
 fn ranks_may_come_to_a_growth_at_different_times() {
-    let (memory, list_is_open, timeout) = (Arc::new(Memory::default()), Barrier::new(3), Duration::from_secs(4));
+    let (memory, list_is_open, timeout) = (Arc::new(Memory::default()), Barrier::new(3), Duration::from_secs(10));
     std::thread::scope(|scope| {
         for rank in 0..2 {
             let (memory, list_is_open) = (memory.clone(), &list_is_open);
@@ -584,7 +584,8 @@ fn a_newcomer_learns_why_it_waits_in_vain() {
     };
     let (ignored, ended, waited, late) = beside_two(member, |store| {
         step.wait();
-        let ignored = newcomer(store.clone()).start_timeout(soon).connect().map(drop);
+        // Long enough to take a place, also on a busy machine.
+        let ignored = newcomer(store.clone()).start_timeout(Duration::from_secs(20)).connect().map(drop);
         step.wait();
         // The ranks have looked when the last of them drops its communicator.
         let began = Instant::now();

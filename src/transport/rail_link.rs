@@ -34,7 +34,7 @@ const REPORT: Duration = Duration::from_secs(1);
 
 /// How long a link that is dropped and has lost a rail waits until the peer's system has everything.
 /// Tests wait longer, for slow machines.
-const PARTING: Duration = Duration::from_millis(if cfg!(test) { 10_000 } else { 500 });
+const PARTING: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 500 });
 
 /// How long later bytes wait for earlier ones before the link takes them out of the way: another rail
 /// may have failed, and what it had may come behind them.

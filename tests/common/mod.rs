@@ -3,6 +3,7 @@
 
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test uses a part of it")]
 
+mod barrier;
 mod check;
 pub(crate) mod gradients;
 mod value;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use kolo::{Communicator, Transport};
 
+pub(crate) use barrier::Barrier;
 pub(crate) use check::{Case, OPS, check};
 pub(crate) use value::Value;
 

@@ -127,7 +127,10 @@ fn long_round_trip(hosts: &str, each: &str, control: &str) -> Outcome {
         Ok(bed) => {
             // Every system has it, and nothing but kolo chooses another one then.
             for host in 0..hosts.parse::<usize>().unwrap() {
-                bed.run(&["on", &format!("{host}"), "sysctl", "-qw", "net.ipv4.tcp_congestion_control=reno"]);
+                let set = bed.run(&["on", &format!("{host}"), "sysctl", "-qw", "net.ipv4.tcp_congestion_control=reno"]);
+                if !set.status.success() {
+                    return NotRun(String::from_utf8_lossy(&set.stderr).trim().to_owned());
+                }
             }
             let said = bed.start(each, &[("KOLO_CONGESTION_CONTROL", control)]);
             let connections = said.lines().find_map(|line| line.strip_prefix("connections: ")).expect("rank 0 says it");

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::relay::Relay;
-use super::{LATE, SOON, identity, late, not_run, promises, temporary};
+use super::{LATE, identity, late, not_run, promises, temporary};
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::store::{Store, StoreUrl, open};
 use crate::error::{Error, Result, StoreError};
@@ -179,7 +179,7 @@ fn etcd_stores_with_a_password_and_by_tls() {
     let error = refusal(&url.replace("etcd://", "etcd://other:p%25%40%3a%2F@"), late() - LATE + Duration::from_secs(30));
     assert!(error.contains("permission denied; give the user a role"), "{error}");
     // This process trusts no authority that has signed the server's certificate.
-    let soon = || Instant::now() + Duration::from_secs(3);
+    let soon = || Instant::now() + Duration::from_secs(30);
     let error = refusal(&format!("etcds://localhost:{tls_port}"), soon());
     assert!(error.contains("certificate"), "{error}");
     let error = refusal(&format!("etcd://127.0.0.1:{tls_port}"), soon());
@@ -220,15 +220,17 @@ fn keys_of_an_etcd_store_do_not_stay() {
 fn a_silent_etcd_server_is_given_up_at_the_deadline() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
+    // The certificates of the system are read in this time.
+    let soon = || Instant::now() + Duration::from_secs(5);
     for scheme in ["etcd", "etcds"] {
         let url = StoreUrl::parse(&format!("{scheme}://me:open-sesame@127.0.0.1:{port}")).unwrap();
-        let result = open(&url, false, &identity(), Instant::now() + SOON);
+        let result = open(&url, false, &identity(), soon());
         let Some(Error::Store { store, problem: StoreError::Unreachable { last, .. } }) = result.err() else { panic!("opened") };
         assert_eq!(store, format!("{scheme}://***@127.0.0.1:{port}/kolo"));
         assert!(!last.contains("sesame"), "{last}");
     }
     drop(listener);
-    let error = refusal(&format!("etcd://127.0.0.1:{port}"), Instant::now() + SOON);
+    let error = refusal(&format!("etcd://127.0.0.1:{port}"), soon());
     assert!(error.contains("refused"), "{error}");
 }
 
