@@ -105,7 +105,8 @@ impl PeerTable {
         let mut writer = Writer::default();
         match self {
             PeerTable::Members { peers, settings } => {
-                writer.number(MEMBERS).list(peers, |writer, peer| _ = writer.bytes(&peer.encode()));
+                // Every rank reads this, so in all these bytes grow with the square of the ranks.
+                writer.number(MEMBERS).alike(peers.iter().map(PeerInfo::encode));
                 write_settings(&mut writer, settings);
             }
             PeerTable::Refused(Refusal::Missing { ranks, world_size, waited }) => {
@@ -125,7 +126,7 @@ impl PeerTable {
         let mut reader = Reader::new(bytes);
         Some(match reader.number()? {
             MEMBERS => {
-                let peers = reader.list(|reader| PeerInfo::decode(reader.bytes()?))?;
+                let peers = reader.alike(PeerInfo::decode)?;
                 PeerTable::Members { peers, settings: read_settings(&mut reader)? }
             }
             MISSING => PeerTable::Refused(Refusal::Missing {
@@ -279,6 +280,43 @@ mod tests {
                 Some(PeerTable::Refused(read)) => assert_eq!(read, refusal),
                 other => panic!("{other:?}"),
             }
+        }
+    }
+
+    /// docs/scale.md says how many.
+    #[test]
+    fn a_large_table_takes_few_bytes_for_each_rank() {
+        let random = |seed: usize| crate::types::mix(7, seed as u64);
+        let bytes_of = |ranks: usize, per_host: usize| {
+            let peer = |rank: usize| {
+                let host = rank / per_host;
+                let ip = [10, 0, (host / 250) as u8, (host % 250 + 1) as u8];
+                PeerInfo {
+                    world_size: ranks,
+                    instance: random(rank),
+                    host: format!("node{host:04}"),
+                    pid: 40_000 + (random(rank) % 20_000) as u32,
+                    created: 1_000_000 + random(host) % 100_000 + rank as u64 % 8,
+                    machine: format!("{:016x}-{:016x} net:[4026531840] ", random(host), random(host + ranks)),
+                    address: (ip, 32_768 + (random(rank) % 28_000) as u16).into(),
+                    local_name: format!("kolo-{:016x}", random(rank)),
+                    more_rails: Vec::new(),
+                    topology: format!("rack{:03}", host / 32),
+                    ..sample(rank)
+                }
+            };
+            let table = PeerTable::Members { peers: (0..ranks).map(peer).collect(), settings: Settings::default().shared };
+            let bytes = table.encode();
+            match PeerTable::decode(&bytes) {
+                Some(PeerTable::Members { peers, .. }) => assert_eq!(peers, (0..ranks).map(peer).collect::<Vec<_>>()),
+                other => panic!("{other:?}"),
+            }
+            bytes.len() as f64 / ranks as f64
+        };
+        for (per_host, most) in [(8, 60.0), (1, 105.0)] {
+            let bytes = bytes_of(1024, per_host);
+            println!("1024 ranks, {per_host} on each host: {bytes:.0} bytes for each");
+            assert!(bytes < most, "{bytes} bytes for each rank");
         }
     }
 

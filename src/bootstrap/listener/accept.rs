@@ -20,9 +20,8 @@ use parking_lot::Mutex;
 use super::handshake::{Acceptor, Hello, LONGEST, NONCE, Purpose};
 use super::query;
 use super::stream::Stream;
-use crate::bootstrap::identity::{Identity, random};
+use crate::bootstrap::identity::{Identity, random_number};
 use crate::sys::LocalListener;
-use crate::wire::hexadecimal;
 
 /// How long a peer may take for each message of the handshake.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
@@ -182,9 +181,9 @@ impl Drop for Listener {
     }
 }
 
-/// Returns a random name for a listener.
+/// Returns a name for a listener that nobody can guess before it listens.
 pub(crate) fn random_name() -> String {
-    format!("kolo-{}", hexadecimal(&random()))
+    format!("kolo-{:016x}", random_number())
 }
 
 /// The state of the listener's thread.

@@ -101,10 +101,10 @@ fn wait_for(
 
 fn encode(ranks: &[Rank]) -> Vec<u8> {
     let mut writer = Writer::default();
-    writer.list(ranks, |writer, &rank| _ = writer.number(rank as u64));
+    writer.list(ranks, |writer, &rank| _ = writer.small(rank as u64));
     writer.0
 }
 
 fn decode(bytes: &[u8]) -> Option<Vec<Rank>> {
-    Reader::new(bytes).list(Reader::size)
+    Reader::new(bytes).list(|reader| usize::try_from(reader.small()?).ok())
 }
