@@ -239,6 +239,18 @@ fn those_that_are_left_go_on() {
 }
 
 #[test]
+fn a_newcomer_joins() {
+    if !have(&["gcc", "g++"]) {
+        return;
+    }
+    for &(language, linking) in ways() {
+        let program = compile("tests/c/grow.c", language, linking);
+        let said = ranks(2, &[], &program, &[]);
+        assert_eq!(said.matches("of three goes on").count(), 3, "{said}");
+    }
+}
+
+#[test]
 fn the_reducer() {
     if !have(&["gcc", "g++"]) {
         return;
