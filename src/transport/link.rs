@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use mio::{Registry, Token};
 
@@ -89,6 +90,11 @@ pub(crate) trait Link: Send {
         // A socket's readiness is edge-triggered: a call that would have blocked wakes the mesh
         // when it no longer would.
         true
+    }
+
+    /// Returns how long until another call may get further even if nothing is woken.
+    fn left(&self) -> Option<Duration> {
+        None
     }
 
     /// Ends [`Link::arm`], after a sleep or without one. `event` says that this link ended the

@@ -128,6 +128,7 @@ impl Mesh {
                     if !link.arm(to_send, to_receive) {
                         timeout = Duration::ZERO;
                     }
+                    timeout = timeout.min(link.left().unwrap_or(timeout));
                 }
                 None => timeout = timeout.min(self.opener.left(peer).unwrap_or(timeout)),
             }

@@ -33,8 +33,9 @@ const LEAST: u64 = 256 << 10;
 /// How much faster a connection may seem from one window to the next unless it is full.
 const RISE: f64 = 1.05;
 
-/// How long a peer's system may leave a rail unanswered while it answers on another one.
-const SILENCE: Duration = Duration::from_secs(2);
+/// How long a peer's system may leave a rail unanswered while it answers on another one, and how long
+/// the first stripe of one rail may come after that of another: a link sends both when it is made.
+pub(super) const SILENCE: Duration = Duration::from_secs(2);
 
 /// A rail that has been unanswered for so long makes the link ask on the others.
 const DOUBT: Duration = Duration::from_millis(500);
@@ -155,6 +156,11 @@ impl Rail {
         self.watch.read()
     }
 
+    /// Whether the peer's system has left something unanswered that was sent twice.
+    pub(super) fn is_unanswered(&self) -> bool {
+        !self.is_lost() && self.info().is_some_and(|info| info.unanswered > 0)
+    }
+
     /// Returns the addresses of both ends, for people.
     pub(super) fn route(&self) -> String {
         let show = |address: io::Result<std::net::SocketAddr>| address.map_or("?".to_owned(), |address| address.to_string());
@@ -167,7 +173,8 @@ impl Rail {
         let taken = self.held - self.unsent;
         // If the system does not say, nothing is kept.
         let missing = if taken == 0 { 0 } else { self.watch.unacknowledged().unwrap_or(0).min(taken) };
-        let mut delivered = taken - missing;
+        // The peer's system also answers for a connection that the peer does not have in its link.
+        let mut delivered = if self.incoming.has_begun { taken - missing } else { 0 };
         while let Some(first) = self.stripes.front()
             && first.bytes.len() <= delivered
             && let Some(stripe) = self.stripes.pop_front()
@@ -318,7 +325,7 @@ impl Rail {
 
     /// Returns whether a silent rail answers again, and has delivered what it was given.
     pub(super) fn answers_again(&self) -> bool {
-        self.loss == Some(Loss::Silent) && self.watch.unacknowledged() == Some(0)
+        self.loss == Some(Loss::Silent) && self.incoming.has_begun && self.watch.unacknowledged() == Some(0)
     }
 }
 

@@ -18,7 +18,7 @@ use mio::{Interest, Registry, Token};
 use parking_lot::Mutex;
 
 use super::Link;
-use super::rail::{Loss, Rail, Stripe, is_doubtful, is_silent, soonest};
+use super::rail::{Loss, Rail, SILENCE, Stripe, is_doubtful, is_silent, soonest};
 use super::stripes::{Goal, Joiner, MOST_AHEAD, STRIPE, append};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
@@ -36,9 +36,16 @@ const REPORT: Duration = Duration::from_secs(1);
 /// Tests wait longer, for slow machines.
 const PARTING: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 500 });
 
+/// How long it waits while no connection has taken some of that, which is lost with the link. The peer
+/// reads it when it comes to its next call.
+const HANDING_OVER: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 10 });
+
 /// How long later bytes wait for earlier ones before the link takes them out of the way: another rail
 /// may have failed, and what it had may come behind them.
 const STALL: Duration = Duration::from_millis(100);
+
+/// How long a sender that is far ahead of a stripe waits before it looks again whether that has arrived.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// The most buffers of stripes that are kept for the next ones.
 const POOL: usize = 64;
@@ -65,8 +72,12 @@ struct Rails {
     /// Memory for stripes.
     pool: Vec<Vec<u8>>,
     joiner: Joiner,
+    /// Since when something has come on any rail.
+    begun: Option<Instant>,
     /// Since when later bytes have waited for earlier ones.
     stalled: Option<Instant>,
+    /// Whether the sender is so far ahead of a stripe that it waits, although connections have room.
+    is_far_ahead: bool,
     traffic: Arc<Traffic>,
 }
 
@@ -75,8 +86,13 @@ impl RailLink {
     pub(crate) fn new(streams: Vec<TcpStream>, left_out: usize, peer: Rank) -> RailLink {
         let traffic = Traffic::of_sockets(streams.iter().map(SocketWatch::new).collect());
         (0..left_out).for_each(|_| traffic.lost_rail());
-        let rails: Vec<Rail> = streams.into_iter().map(Rail::new).collect();
+        let mut rails: Vec<Rail> = streams.into_iter().map(Rail::new).collect();
         let can_repeat = rails.iter().all(Rail::knows_deliveries);
+        for rail in rails.iter_mut().filter(|_| can_repeat) {
+            // Tells the peer that this link has the rail. The first call sees a failure, too.
+            rail.give(Stripe::new(0, 0, Vec::new()));
+            let _ = rail.flush();
+        }
         let (again, pool, joiner) = (VecDeque::new(), Vec::new(), Joiner::new(true));
         let rails = Rails {
             peer,
@@ -88,7 +104,9 @@ impl RailLink {
             again,
             pool,
             joiner,
+            begun: None,
             stalled: None,
+            is_far_ahead: false,
             traffic,
         };
         let link = RailLink { rails: Arc::new(Mutex::new(rails)), forks: sys::forks() };
@@ -127,6 +145,7 @@ impl Rails {
     /// The parts are readable until this returns.
     unsafe fn pump(&mut self, parts: &[RawSlice], offered: u64) -> Result<(), Cause> {
         let now = Instant::now();
+        self.look_for_first_stripes(now);
         for at in 0..self.rails.len() {
             if !self.rails[at].is_lost() {
                 self.rails[at].refresh(now, &mut self.pool);
@@ -134,6 +153,7 @@ impl Rails {
             }
         }
         self.pool.truncate(POOL);
+        self.is_far_ahead = false;
         let mut oldest = self.rails.iter().filter(|rail| !rail.is_lost()).filter_map(Rail::oldest).min().unwrap_or(u64::MAX);
         while !self.again.is_empty() || self.assigned < offered {
             let loads = self.rails.iter().enumerate().filter(|(_, rail)| !rail.is_lost()).map(|(at, rail)| (at, rail.load()));
@@ -141,6 +161,7 @@ impl Rails {
             let Some(at) = soonest(loads, len) else { return Err(self.cause()) };
             // A rail that delivers nothing may have fallen silent. The others wait until the keeper knows.
             if self.again.is_empty() && self.assigned + STRIPE > oldest.saturating_add(MOST_AHEAD) {
+                self.is_far_ahead = true;
                 break;
             }
             if !self.rails[at].has_room() {
@@ -162,6 +183,17 @@ impl Rails {
             self.flush(at)?;
         }
         Ok(())
+    }
+
+    /// Looks on which rails the peer has begun to send: its link has these.
+    fn look_for_first_stripes(&mut self, now: Instant) {
+        for rail in self.rails.iter_mut().filter(|rail| !rail.incoming.has_begun && !rail.has_ended) {
+            // The next call that reads sees a failure, or the end, too.
+            let _ = self.joiner.begin(&rail.stream, &mut rail.incoming);
+        }
+        if self.begun.is_none() && self.rails.iter().any(|rail| rail.incoming.has_begun) {
+            self.begun = Some(now);
+        }
     }
 
     /// Returns the stream position up to which connections have taken all bytes. What is sent again may
@@ -203,11 +235,15 @@ impl Rails {
 
     /// Returns why there is no rail.
     fn cause(&self) -> Cause {
-        let causes = self.rails.iter().filter_map(|rail| match &rail.loss {
-            Some(Loss::Failed(cause)) => Some(cause.clone()),
-            _ => None,
-        });
-        causes.last().unwrap_or(Cause::Broken(io::ErrorKind::TimedOut))
+        match self.last_loss() {
+            Some(Loss::Failed(cause)) => cause.clone(),
+            _ => Cause::Broken(io::ErrorKind::TimedOut),
+        }
+    }
+
+    /// Returns why the rail that was lost last was lost.
+    fn last_loss(&self) -> Option<&Loss> {
+        self.rails.iter().filter(|rail| rail.is_lost()).max_by_key(|rail| rail.lost_at)?.loss.as_ref()
     }
 
     /// Reads from all rails what the goal wants.
@@ -247,7 +283,7 @@ impl Rails {
         }
         // SAFETY: as above.
         has_moved |= unsafe { self.joiner.take_aside(goal) };
-        let is_stalled = is_ahead && self.joiner.complete() == before;
+        let is_stalled = (is_ahead || self.joiner.has_aside()) && self.joiner.complete() == before;
         self.stalled = is_stalled.then(|| self.stalled.unwrap_or_else(Instant::now));
         if !has_moved && self.joiner.complete() == before && self.rails.iter().all(|rail| rail.has_ended || rail.is_lost()) {
             return Err(if self.rails.iter().any(|rail| rail.has_ended) { Cause::Closed } else { self.cause() });
@@ -264,9 +300,11 @@ impl Rails {
     /// delivered.
     fn keep(&mut self) {
         let now = Instant::now();
+        self.look_for_first_stripes(now);
         for rail in self.rails.iter_mut().filter(|rail| !rail.is_lost()) {
             rail.refresh(now, &mut self.pool);
         }
+        let have_all_begun = self.begun.is_some_and(|since| now - since >= SILENCE);
         let infos: Vec<_> = self.rails.iter().map(|rail| rail.info().filter(|_| !rail.is_lost())).collect();
         let mut is_any_doubtful = false;
         for at in 0..self.rails.len() {
@@ -275,7 +313,7 @@ impl Rails {
             // The next call fails if no rail is left.
             if info.is_over {
                 let _ = self.lose(at, Loss::Failed(Cause::Closed));
-            } else if is_silent(info, others) {
+            } else if is_silent(info, others) || (have_all_begun && !self.rails[at].incoming.has_begun) {
                 let _ = self.lose(at, Loss::Silent);
             }
             is_any_doubtful |= is_doubtful(info);
@@ -295,8 +333,7 @@ impl Rails {
     /// Tells the user of all rails, the last of which was lost. A peer that leaves closes them.
     fn report_all(&mut self) {
         let peer = self.peer;
-        let is_failure = |rail: &Rail| rail.loss.as_ref().is_some_and(|loss| *loss != Loss::Failed(Cause::Closed));
-        if !self.rails.iter().any(is_failure) {
+        if self.last_loss() == Some(&Loss::Failed(Cause::Closed)) {
             return;
         }
         for rail in self.rails.iter_mut().filter(|rail| !rail.is_reported) {
@@ -335,9 +372,9 @@ impl Rails {
     /// bytes that the peer sent twice, and this waits until the peer's system has what the link has
     /// taken.
     fn part(&mut self) {
-        let until = Instant::now() + PARTING;
+        let began = Instant::now();
         self.rails.iter_mut().for_each(Rail::drain);
-        let is_whole = !self.was_damaged && !self.joiner.has_repeated;
+        let is_whole = !self.was_damaged && !self.joiner.has_repeated && !self.rails.iter().any(Rail::is_unanswered);
         if is_whole || self.assigned != self.taken {
             return;
         }
@@ -346,9 +383,20 @@ impl Rails {
             if unsafe { self.pump(&[], self.assigned) }.is_err() {
                 return;
             }
-            let has_parted = self.again.is_empty() && self.rails.iter().all(|rail| rail.is_lost() || rail.has_delivered());
-            if has_parted || Instant::now() >= until {
+            let live = || self.rails.iter().filter(|rail| !rail.is_lost());
+            let has_parted = self.again.is_empty() && live().all(Rail::has_delivered);
+            // What a connection holds arrives after it was closed.
+            let is_handed_over = self.again.is_empty() && live().all(Rail::has_room);
+            if has_parted || began.elapsed() >= if is_handed_over { PARTING } else { HANDING_OVER } {
                 break;
+            }
+            // There is no time to be sure that a rail is silent.
+            if began.elapsed() >= PARTING / 2 && live().any(|rail| !rail.is_unanswered()) {
+                for at in 0..self.rails.len() {
+                    if self.rails[at].is_unanswered() {
+                        let _ = self.lose(at, Loss::Silent);
+                    }
+                }
             }
             std::thread::sleep(Duration::from_millis(1));
             self.rails.iter_mut().for_each(Rail::drain);
@@ -436,6 +484,15 @@ impl Link for RailLink {
         Some(("tcp", self.rails.lock().traffic.clone()))
     }
 
+    fn left(&self) -> Option<Duration> {
+        let rails = self.rails.lock();
+        let until_set_aside = rails.stalled.and_then(|since| STALL.checked_sub(since.elapsed()));
+        let until_look = rails.is_far_ahead.then_some(LOOK);
+        // The keeper sends again without an event.
+        let until_keeper = (rails.was_damaged && rails.assigned > rails.taken).then_some(ROUND);
+        [until_set_aside, until_look, until_keeper].into_iter().flatten().min()
+    }
+
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         let mut rails = self.rails.lock();
         let both = Interest::READABLE | Interest::WRITABLE;
@@ -507,7 +564,10 @@ fn look_after_links() {
             return;
         }
         for link in links.iter().filter_map(Weak::upgrade) {
-            link.lock().keep();
+            // One that a call looks after, or that is dropped, does not hold up the others.
+            if let Some(mut rails) = link.try_lock_for(ROUND / 10) {
+                rails.keep();
+            }
         }
     }
 }

@@ -53,6 +53,8 @@ fn decode(header: &[u8; HEADER]) -> (u64, u64, u32) {
 pub(super) struct Incoming {
     header: [u8; HEADER],
     header_received: usize,
+    /// Whether a header has arrived.
+    pub(super) has_begun: bool,
     next: u64,
     end: u64,
     /// What has arrived of a stripe that is set aside.
@@ -114,6 +116,11 @@ impl Joiner {
     /// Stream position up to which everything has arrived.
     pub(super) fn complete(&self) -> u64 {
         self.complete
+    }
+
+    /// Whether stripes are set aside.
+    pub(super) fn has_aside(&self) -> bool {
+        !self.aside.is_empty()
     }
 
     /// Returns what to read so that `want` bytes can be shown; `None` if they can be already, or if
@@ -179,6 +186,14 @@ impl Joiner {
             self.bytes_aside -= bytes.len();
         }
         self.complete > before
+    }
+
+    /// Reads the header of the first stripe of a connection, if it has arrived. Drops an empty stripe.
+    pub(super) fn begin(&self, stream: &TcpStream, incoming: &mut Incoming) -> Result<(), Cause> {
+        if self.read_header(stream, incoming)? == Some(true) && incoming.next == incoming.end {
+            incoming.header_received = 0;
+        }
+        Ok(())
     }
 
     /// Reads from one connection what the goal wants. With `sets_aside`, reads what is not wanted yet
@@ -284,7 +299,7 @@ impl Joiner {
     /// Returns whether the header of the stripe has arrived; `None` if the peer has closed the
     /// connection instead.
     fn read_header(&self, stream: &TcpStream, incoming: &mut Incoming) -> Result<Option<bool>, Cause> {
-        let Incoming { header, header_received, next, end, .. } = incoming;
+        let Incoming { header, header_received, has_begun, next, end, .. } = incoming;
         if *header_received == HEADER {
             return Ok(Some(true));
         }
@@ -303,7 +318,7 @@ impl Joiner {
         if !is_possible || (!self.may_repeat && (len == 0 || start < self.complete)) {
             return Err(Cause::Corrupt("an impossible stripe of a link"));
         }
-        (*next, *end) = (start, start + len);
+        (*has_begun, *next, *end) = (true, start, start + len);
         Ok(Some(true))
     }
 }

@@ -377,6 +377,11 @@ proptest::proptest! {
                 }
             }
         });
+        // Each end waits until the other's system has what it sent again.
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(a));
+            scope.spawn(|| drop(b));
+        });
     }
 }
 
@@ -430,7 +435,7 @@ fn what_a_cut_rail_held_arrives_without_another_call_of_the_sender() {
 fn a_sender_does_not_wait_for_what_it_sends_again() {
     let [sending, receiving] = connections(4);
     // The last rail takes little of what the others held.
-    socket2::SockRef::from(&receiving[3]).set_recv_buffer_size(4096).unwrap();
+    socket2::SockRef::from(&receiving[3]).set_recv_buffer_size(64 << 10).unwrap();
     let (mut a, mut b) = (RailLink::new(sending, 0, 1), RailLink::new(receiving, 0, 0));
     let mut sent = fill(&mut a, 0);
     let all = a.assigned();
@@ -465,6 +470,45 @@ fn a_link_without_rails_is_broken() {
     while unsafe { a.send(&[RawSlice::of(&bytes)]) }.is_ok() || unsafe { b.receive(RawSliceMut::of(&mut bytes)) }.is_ok() {
         assert!(std::time::Instant::now() < deadline, "the link lives");
     }
+}
+
+/// The ends of a link may have been opened at different times, with different rails.
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn what_goes_to_a_rail_that_the_peer_does_not_have_arrives() {
+    let [sending, mut receiving] = connections(2);
+    let _unread = receiving.pop();
+    let (mut a, mut b) = (RailLink::new(sending, 0, 1), RailLink::new(receiving, 1, 0));
+    let data: Vec<u8> = (0..4u64 << 20).map(|at| byte(9, at)).collect();
+    let (mut sent, mut got, mut arrived) = (0, vec![0; data.len()], 0);
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while arrived < data.len() {
+        // SAFETY: `data` and `got` are borrowed for the calls.
+        sent += unsafe { a.send(&[RawSlice::of(&data[sent..])]) }.unwrap();
+        // SAFETY: as above.
+        arrived += unsafe { b.receive(RawSliceMut::of(&mut got[arrived..])) }.unwrap();
+        assert!(std::time::Instant::now() < deadline, "{sent} bytes sent and {arrived} received of {}", data.len());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(got == data && (a.lost(), b.lost()) == (1, 0));
+}
+
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn a_link_fails_for_the_reason_of_its_last_rail() {
+    let ([mut a, b], cuts) = rail_pair(2);
+    a.lose(1, super::rail::Loss::Failed(Cause::Broken(std::io::ErrorKind::TimedOut)));
+    // The handles would keep the connections open.
+    drop((b, cuts));
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    let cause = loop {
+        // SAFETY: the bytes are borrowed for the call.
+        match unsafe { a.send(&[RawSlice::of(&[0u8; 64])]) } {
+            Ok(_) => assert!(std::time::Instant::now() < deadline, "the link lives"),
+            Err(cause) => break cause,
+        }
+    };
+    assert_eq!(cause, Cause::Closed);
 }
 
 /// The receiver sets aside what is ahead of a stripe that a silent rail has. If the sender went on
