@@ -187,9 +187,9 @@ impl Rails {
 
     /// Looks on which rails the peer has begun to send: its link has these.
     fn look_for_first_stripes(&mut self, now: Instant) {
-        for rail in self.rails.iter_mut().filter(|rail| !rail.incoming.has_begun && !rail.has_ended) {
+        for rail in self.rails.iter_mut().filter(|rail| !rail.incoming.has_begun) {
             // The next call that reads sees a failure, or the end, too.
-            let _ = self.joiner.begin(&rail.stream, &mut rail.incoming);
+            rail.incoming.has_begun = rail.stream.peek(&mut [0]).is_ok_and(|count| count > 0);
         }
         if self.begun.is_none() && self.rails.iter().any(|rail| rail.incoming.has_begun) {
             self.begun = Some(now);
@@ -374,7 +374,8 @@ impl Rails {
     fn part(&mut self) {
         let began = Instant::now();
         self.rails.iter_mut().for_each(Rail::drain);
-        let is_whole = !self.was_damaged && !self.joiner.has_repeated && !self.rails.iter().any(Rail::is_unanswered);
+        let is_unanswered = self.rails.iter().any(Rail::is_unanswered) && !self.rails.iter().all(Rail::is_unanswered);
+        let is_whole = !self.was_damaged && !self.joiner.has_repeated && !is_unanswered;
         if is_whole || self.assigned != self.taken {
             return;
         }
@@ -387,11 +388,12 @@ impl Rails {
             let has_parted = self.again.is_empty() && live().all(Rail::has_delivered);
             // What a connection holds arrives after it was closed.
             let is_handed_over = self.again.is_empty() && live().all(Rail::has_room);
-            if has_parted || began.elapsed() >= if is_handed_over { PARTING } else { HANDING_OVER } {
+            let is_gone = live().all(Rail::is_unanswered);
+            if has_parted || began.elapsed() >= if is_handed_over || is_gone { PARTING } else { HANDING_OVER } {
                 break;
             }
             // There is no time to be sure that a rail is silent.
-            if began.elapsed() >= PARTING / 2 && live().any(|rail| !rail.is_unanswered()) {
+            if began.elapsed() >= PARTING / 2 && !is_gone {
                 for at in 0..self.rails.len() {
                     if self.rails[at].is_unanswered() {
                         let _ = self.lose(at, Loss::Silent);

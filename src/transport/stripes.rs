@@ -53,7 +53,7 @@ fn decode(header: &[u8; HEADER]) -> (u64, u64, u32) {
 pub(super) struct Incoming {
     header: [u8; HEADER],
     header_received: usize,
-    /// Whether a header has arrived.
+    /// Whether anything has come.
     pub(super) has_begun: bool,
     next: u64,
     end: u64,
@@ -188,14 +188,6 @@ impl Joiner {
         self.complete > before
     }
 
-    /// Reads the header of the first stripe of a connection, if it has arrived. Drops an empty stripe.
-    pub(super) fn begin(&self, stream: &TcpStream, incoming: &mut Incoming) -> Result<(), Cause> {
-        if self.read_header(stream, incoming)? == Some(true) && incoming.next == incoming.end {
-            incoming.header_received = 0;
-        }
-        Ok(())
-    }
-
     /// Reads from one connection what the goal wants. With `sets_aside`, reads what is not wanted yet
     /// as well.
     ///
@@ -309,6 +301,7 @@ impl Joiner {
             Err(Cause::Closed) if *header_received == 0 => return Ok(None),
             result => *header_received += result?,
         }
+        *has_begun |= *header_received > 0;
         if *header_received < HEADER {
             return Ok(Some(false));
         }
@@ -318,7 +311,7 @@ impl Joiner {
         if !is_possible || (!self.may_repeat && (len == 0 || start < self.complete)) {
             return Err(Cause::Corrupt("an impossible stripe of a link"));
         }
-        (*has_begun, *next, *end) = (true, start, start + len);
+        (*next, *end) = (start, start + len);
         Ok(Some(true))
     }
 }
