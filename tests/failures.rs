@@ -84,7 +84,7 @@ fn a_rank_that_leaves_is_noticed_soon_by_one_of_several_receives() {
                 is_over.wait();
             }
             1 => drop(comm),
-            _ => _ = is_over.wait(),
+            _ => is_over.wait(),
         }
     });
 }
