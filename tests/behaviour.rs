@@ -790,6 +790,7 @@ fn a_rank_that_leaves_is_named_with_its_last_operation() {
 
 #[test]
 fn a_communicator_with_work_outstanding_can_be_dropped() {
+    let have_looked = Barrier::new(2);
     on_every_transport(2, |comm| {
         let began = Instant::now();
         // Only rank 0 receives, and only rank 1 reduces, so neither operation can end.
@@ -798,6 +799,8 @@ fn a_communicator_with_work_outstanding_can_be_dropped() {
             _ => comm.start_all_reduce(vec![0u8; 4], ReduceOp::Sum).unwrap(),
         };
         assert!(!work.is_finished());
+        // The work of one fails when the other drops its communicator.
+        have_looked.wait();
         drop(comm);
         let error = work.wait().unwrap_err();
         assert!(matches!(error.error(), Error::Aborted { .. } | Error::Peer { .. } | Error::Mismatch { .. }), "{error}");
