@@ -181,7 +181,7 @@ impl Drop for Listener {
     }
 }
 
-/// Returns a name for a listener that nobody can guess before it listens.
+/// Returns a name for a listener that other programs cannot guess.
 pub(crate) fn random_name() -> String {
     format!("kolo-{:016x}", random_number())
 }
