@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use mio::net::TcpStream;
 
 use super::link::sent;
-use super::stripes::{HEADER, Incoming, encode};
+use super::stripes::{DROPPED, HEADER, Incoming, encode};
 use crate::buffer::RawSlice;
 use crate::error::Cause;
 use crate::sys::{self, SocketInfo, SocketWatch};
@@ -20,9 +20,6 @@ const FIRST_BUFFER: usize = 64 << 10;
 /// busy: what it holds cannot go to another one that turns out to be faster.
 const BUFFER: usize = 8 << 20;
 const HELD: f64 = 0.1;
-
-/// The most bytes that are read at once to be dropped.
-const DROPPED: usize = 16 << 10;
 
 /// How long deliveries are counted for one measurement of the speed, at least and at most, and how
 /// many bytes they have to be: the peer's system acknowledges many at once.

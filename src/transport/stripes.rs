@@ -31,7 +31,7 @@ const DIRECT: usize = 16 << 10;
 pub(super) const MOST_AHEAD: u64 = 64 << 20;
 
 /// The most bytes that are read at once to be dropped.
-const DROPPED: usize = 16 << 10;
+pub(super) const DROPPED: usize = 16 << 10;
 
 /// Returns the header of the stripe from `start` to `end`.
 pub(super) fn encode(start: u64, end: u64) -> [u8; HEADER] {
