@@ -169,13 +169,18 @@ fn read_time(reader: &mut Reader<'_>) -> Option<Duration> {
 /// Ranks at equal distances: the first, the distance, and how many.
 type Run = (usize, usize, usize);
 
+/// Returns the rank that continues a run; `None` if there is no such number.
+fn following(first: Rank, step: usize, len: usize) -> Option<Rank> {
+    first.checked_add(step.checked_mul(len)?)
+}
+
 /// Cuts ranks into runs, because most communicators consist of few.
 fn runs(ranks: &[Rank]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for &rank in ranks {
         match runs.last_mut() {
             Some((first, step, len)) if *len == 1 && rank > *first => (*step, *len) = (rank - *first, 2),
-            Some((first, step, len)) if *len > 1 && rank == *first + *step * *len => *len += 1,
+            Some((first, step, len)) if *len > 1 && following(*first, *step, *len) == Some(rank) => *len += 1,
             _ => runs.push((rank, 1, 1)),
         }
     }
@@ -223,7 +228,7 @@ impl Communicator {
                 return None;
             }
             for at in 0..len {
-                members.push(first.checked_add(step.checked_mul(at)?)?);
+                members.push(following(first, step, at)?);
             }
         }
         Some(Communicator {
@@ -353,6 +358,15 @@ mod tests {
         writer.number(FORMAT).text("").number(0).number(0).number(1).number(0).number(0);
         writer.number(1).number(0).number(0).number(u64::MAX);
         assert_eq!(Snapshot::decode(&writer.0), None);
+    }
+
+    #[test]
+    fn the_largest_numbers_survive() {
+        for members in [vec![0, usize::MAX, 1], vec![usize::MAX - 1, usize::MAX, 0], vec![1, usize::MAX, 0, usize::MAX]] {
+            let communicators = vec![Communicator { members, ..Communicator::default() }];
+            let snapshot = Snapshot { communicators, ..Snapshot::default() };
+            assert_eq!(Snapshot::decode(&snapshot.encode()), Some(snapshot));
+        }
     }
 
     proptest! {
