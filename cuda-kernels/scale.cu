@@ -48,15 +48,3 @@ template <class From, class To> __device__ inline void scale_all(const ScalePara
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kolo_scale_##from##_##to(const __grid_constant__ ScaleParameter p) { \
         scale_all<From, To>(p);                                                                                                \
     }
-
-#define HALF(half, Half)                                                                                                       \
-    SCALE(half, half, Half, Half)                                                                                              \
-    SCALE(f32, half, F32, Half)                                                                                                \
-    SCALE(f64, half, F64, Half)                                                                                                \
-    SCALE(half, f32, Half, F32)                                                                                                \
-    SCALE(half, f64, Half, F64)
-
-SCALE(f32, f32, F32, F32)
-SCALE(f64, f64, F64, F64)
-HALF(f16, F16)
-HALF(bf16, BF16)

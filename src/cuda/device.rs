@@ -120,6 +120,16 @@ pub(crate) struct Scaling {
     pub(crate) factor: f64,
 }
 
+/// Where a kernel finds what it is to move: [`Moves`](super::moves::Moves).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MovesAt {
+    /// Memory of the device, to which another kernel copies them before.
+    pub(crate) on_device: Address,
+    /// Pinned memory, to which the host writes them.
+    pub(crate) on_host: Address,
+}
+
 /// The most sources, and the most targets, of a [`Reduction`].
 pub(crate) const MOST_PARTS: usize = 16;
 
@@ -188,14 +198,14 @@ pub(crate) trait Device: Send + Sync {
     unsafe fn reduce(&self, stream: StreamId, reduction: &Reduction<'_>) -> Result<()>;
     unsafe fn scale(&self, stream: StreamId, scaling: &Scaling) -> Result<()>;
 
-    /// Has the stream do the moves that a [`Moves`](super::moves::Moves) at this address in pinned
-    /// memory has when the stream comes to it. `most` has the most bytes of a target. If the kernel may
-    /// wait for those of other ranks, it leaves room on the device for other kernels.
+    /// Has the stream do the moves that the host has written when the stream comes to it. `most` has the
+    /// most bytes of a target. If the kernel may wait for those of other ranks, it leaves room on the
+    /// device for other kernels.
     unsafe fn run_moves(
         &self,
         stream: StreamId,
         kernel: (DType, ReduceOp),
-        moves: Address,
+        moves: MovesAt,
         most: u64,
         may_wait: bool,
     ) -> Result<()>;

@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::barrier::{DeviceBarrier, FLAGS_BYTES};
-use super::device::{Address, Device, DeviceId, Extent, Handle, Memory};
+use super::device::{Address, Device, DeviceId, Extent, Handle, MOST_PARTS, Memory};
 use super::direct::Place;
 use super::imports::Import;
+use super::moves::Moves;
 use super::shared::shared;
 use crate::types::{Descriptor, Rank};
 use crate::wire::Reader;
@@ -239,8 +240,12 @@ pub(crate) struct Peers {
 /// The largest all-reduce, in bytes, that is one-shot where kernels wait for each other.
 pub(crate) const ONE_SHOT: usize = 256 << 10;
 
-/// Bytes behind each area: the slot of one-shot all-reduces, and the flags of the kernels' barrier.
-pub(crate) const BEHIND_AREA: usize = (ONE_SHOT + FLAGS_BYTES).next_multiple_of(1 << 16);
+/// Bytes of what one kernel is to do, at most.
+const MOVES: usize = Moves::bytes(MOST_PARTS * MOST_PARTS);
+
+/// Bytes behind each area: the slot of one-shot all-reduces, the flags of the kernels' barrier, and what
+/// this rank's next kernel is to do.
+pub(crate) const BEHIND_AREA: usize = (ONE_SHOT + FLAGS_BYTES + MOVES).next_multiple_of(1 << 16);
 
 #[derive(Default)]
 struct State {
@@ -349,6 +354,17 @@ impl Peers {
     /// Returns the slots of all ranks, for a one-shot all-reduce.
     pub(crate) fn slots(&self) -> Vec<Address> {
         self.behind_areas(0)
+    }
+
+    /// Memory for what this rank's kernel is to do. One kernel runs after the other: the host lets the
+    /// next one begin when this one is done.
+    pub(crate) fn moves_on_device(&self) -> Address {
+        self.area.address + (self.area_len + ONE_SHOT + FLAGS_BYTES) as Address
+    }
+
+    /// Whether some ranks share a device.
+    pub(crate) fn share_devices(&self) -> bool {
+        self.leaders.iter().enumerate().any(|(rank, &leader)| rank != leader)
     }
 
     fn behind_areas(&self, offset: usize) -> Vec<Address> {

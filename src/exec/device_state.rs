@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use super::call::Call;
 use super::host_area::HostArea;
 use super::lent::Lent;
 use crate::cuda::device::{Device, DeviceId, Event, StreamId};
@@ -11,12 +12,14 @@ use crate::cuda::peers::{Peers, Record};
 use crate::cuda::shared::shared;
 use crate::error::{Error, Result};
 use crate::shm::registered::Allocation;
+use crate::types::{Op, Rank};
 
 /// What the callers keep. It is locked while one of them prepares and enqueues a call, never while
 /// an operation runs.
 #[derive(Default)]
 pub(crate) struct Calling {
-    pub(super) lane: Option<Arc<Lane>>,
+    /// kolo's own streams, by the calls that go over them.
+    pub(super) lanes: Vec<(LaneOf, Arc<Lane>)>,
     /// Lanes for captured calls, with the number of the capture. They are apart, because a stream in a
     /// capture can do no other work.
     pub(super) captured_lanes: Vec<(Option<u64>, Arc<Lane>)>,
@@ -26,6 +29,27 @@ pub(crate) struct Calling {
     pub(super) last: Weak<Lent>,
     /// Large calls so far.
     pub(super) calls: u64,
+}
+
+/// The calls that share a stream of kolo's own, one behind the other. A message must not be behind a
+/// call that waits for another message: the peer may wait for it first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LaneOf {
+    Collectives,
+    /// Sends: their streams wait for nothing.
+    Sends,
+    /// Receives from a rank, or from any. Messages of a rank come in their order anyway.
+    Receives(Option<Rank>),
+}
+
+impl LaneOf {
+    pub(super) fn of(call: &Call) -> LaneOf {
+        match call.op {
+            Op::Send => LaneOf::Sends,
+            Op::Recv => LaneOf::Receives(call.source.is_none().then_some(call.root)),
+            _ => LaneOf::Collectives,
+        }
+    }
 }
 
 /// How large calls on devices pass, on all ranks alike.
@@ -39,19 +63,23 @@ pub(super) enum Mode {
 
 impl Drop for Calling {
     fn drop(&mut self) {
-        self.lane.take().into_iter().for_each(retire);
+        self.lanes.drain(..).for_each(|(_, lane)| retire(lane));
         self.captured_lanes.drain(..).for_each(|(_, lane)| retire_captured(lane));
     }
 }
 
 impl Calling {
-    /// kolo's own stream on a device.
-    pub(super) fn lane(&mut self, device: &Arc<dyn Device>) -> Result<Arc<Lane>> {
-        if let Some(lane) = self.lane.as_ref().filter(|lane| lane.device.id() == device.id()) {
-            return Ok(lane.clone());
+    /// kolo's own stream on a device, for these calls.
+    pub(super) fn lane(&mut self, device: &Arc<dyn Device>, of: LaneOf) -> Result<Arc<Lane>> {
+        let index = self.lanes.iter().position(|(other, _)| *other == of);
+        if let Some(index) = index.filter(|&index| self.lanes[index].1.device.id() == device.id()) {
+            return Ok(self.lanes[index].1.clone());
         }
         let lane = shared(&**device).lanes.take(device)?;
-        self.lane.replace(lane.clone()).into_iter().for_each(retire);
+        self.lanes.push((of, lane.clone()));
+        if let Some(index) = index {
+            retire(self.lanes.swap_remove(index).1);
+        }
         Ok(lane)
     }
 

@@ -54,6 +54,8 @@
 
 #include "../../cuda-kernels/scale.cu"
 
+#include "../../cuda-kernels/entries.cu"
+
 namespace {
 
 using Result = int;
@@ -240,6 +242,7 @@ struct Event {
 struct Function {
     void (*reduce)(Parameter);
     void (*scale)(ScaleParameter);
+    void (*take)(TakeParameter);
     // Bytes of an element of the sources and of the targets.
     size_t from, to;
     bool is_loaded = false;
@@ -508,8 +511,23 @@ void run_moves(const Function *function, std::vector<Move> moves) {
         }
         if (is_there) {
             kolo_host_place(0, 1, 0, 1);
-            function->reduce(Parameter{move, nullptr});
+            function->reduce(Parameter{move, nullptr, nullptr});
         }
+    }
+}
+
+// Copies what the next kernel is to do.
+void run_take(const Function *function, TakeParameter parameter) {
+    const auto *on_host = reinterpret_cast<const Moves *>(resolve(parameter.on_host, sizeof(Moves)));
+    if (!on_host) {
+        return;
+    }
+    const size_t bytes = sizeof(Moves) + load_acquire(&on_host->count) * sizeof(Move);
+    parameter.on_host = on_host;
+    parameter.moves = reinterpret_cast<Moves *>(resolve(parameter.moves, bytes));
+    if (parameter.moves) {
+        kolo_host_place(0, 1, 0, 1);
+        function->take(parameter);
     }
 }
 
@@ -518,31 +536,32 @@ void run_reduction(const Function *function, const Parameter &parameter) {
         run_moves(function, {parameter.only});
         return;
     }
-    auto *header = reinterpret_cast<Moves *>(resolve(parameter.moves, sizeof(Moves)));
-    if (!header) {
+    const auto *header = reinterpret_cast<const Moves *>(resolve(parameter.moves, sizeof(Moves)));
+    auto *on_host = reinterpret_cast<Moves *>(resolve(parameter.on_host, sizeof(Moves)));
+    if (!header || !on_host) {
         return;
     }
     const u64 began = nanoseconds();
-    const u32 count = load_acquire(&header->count);
+    const u32 count = header->count;
     if (!resolve(parameter.moves, sizeof(Moves) + count * sizeof(Move))) {
         return;
     }
     Barrier barrier = header->barrier;
     const bool waits = barrier.ranks > 0;
-    if (waits && (load_acquire(&header->barrier.is_cancelled) || !resolve(&barrier))) {
+    if (waits && (barrier.is_cancelled || !resolve(&barrier))) {
         return;
     }
     const auto *list = reinterpret_cast<const Move *>(header + 1);
     const Move *middle = list + (waits ? std::min(count, header->before) : 0);
     run_moves(function, std::vector<Move>(list, middle));
     kolo_host_place(0, 1, 0, 1);
-    if (waits && !wait(barrier, &header->barrier, began, false)) {
+    if (waits && !wait(barrier, &on_host->barrier, began, false)) {
         return;
     }
     run_moves(function, std::vector<Move>(middle, list + count));
     if (waits) {
         kolo_host_place(0, 1, 0, 1);
-        wait(barrier, &header->barrier, began, true);
+        wait(barrier, &on_host->barrier, began, true);
     }
 }
 
@@ -1466,8 +1485,8 @@ Result cuModuleGetFunction(Function **function, void *, const char *name) {
             void *library = dlopen(own.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
             void *symbol = library ? dlsym(library, name) : nullptr;
             const std::string text = name;
-            const bool is_scaling = text.rfind("kolo_scale_", 0) == 0;
-            if (!symbol || !(is_scaling || text.rfind("kolo_reduce_", 0) == 0)) {
+            const bool is_scaling = text.rfind("kolo_scale_", 0) == 0, takes = text == "kolo_take_moves";
+            if (!symbol || !(is_scaling || takes || text.rfind("kolo_reduce_", 0) == 0)) {
                 p.functions.erase(name);
                 return NOT_FOUND;
             }
@@ -1475,6 +1494,11 @@ Result cuModuleGetFunction(Function **function, void *, const char *name) {
             const std::string to = text.substr(last + 1);
             const std::string from = is_scaling ? text.substr(strlen("kolo_scale_"), last - strlen("kolo_scale_")) : to;
             known = new Function{};
+            if (takes) {
+                known->take = reinterpret_cast<void (*)(TakeParameter)>(symbol);
+                *function = known;
+                return SUCCESS;
+            }
             known->from = size_of(from);
             known->to = size_of(to);
             if (is_scaling) {
@@ -1500,6 +1524,10 @@ Result cuLaunchKernel(
         ScaleParameter parameter;
         memcpy(static_cast<void *>(&parameter), parameters[0], sizeof parameter);
         work = [=] { run_scaling(function, parameter); };
+    } else if (function->take) {
+        TakeParameter parameter;
+        memcpy(static_cast<void *>(&parameter), parameters[0], sizeof parameter);
+        work = [=] { run_take(function, parameter); };
     } else {
         Parameter parameter;
         memcpy(static_cast<void *>(&parameter), parameters[0], sizeof parameter);

@@ -608,8 +608,9 @@ def dies(rank, world, method):
         message = str(error)
     took = time.monotonic() - began
     torch.cuda.synchronize()
-    other = torch.arange(1000.0, device=device)
-    assert (other @ other).item() == sum(float(i) ** 2 for i in range(1000)), "the context is not usable"
+    # Exact in float32.
+    other = torch.arange(100.0, device=device)
+    assert (other @ other).item() == sum(float(i) ** 2 for i in range(100)), "the context is not usable"
     return message, took
 
 

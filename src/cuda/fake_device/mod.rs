@@ -39,9 +39,12 @@ use parking_lot::Mutex;
 use self::lock::DriverLock;
 use self::memory::{OF_DEVICE, Reach};
 use self::stream::{Mark, Recorded, Streams};
-use super::device::{Address, Device, DeviceId, Driver, EventId, Extension, Extent, Handle, Reduction, Scaling, StreamId};
+use super::barrier::DeviceBarrier;
+use super::device::{
+    Address, Device, DeviceId, Driver, EventId, Extension, Extent, Handle, MovesAt, Reduction, Scaling, StreamId,
+};
 use super::held::Held;
-use super::moves::{Move, Moves};
+use super::moves::{KernelTask, Move, Moves};
 use crate::error::{Error, Result};
 use crate::reduce::{Kernel, normalise_bools, scale_to};
 use crate::types::{DType, ReduceOp};
@@ -481,7 +484,7 @@ impl Device for FakeDevice {
         &self,
         stream: StreamId,
         (dtype, redop): (DType, ReduceOp),
-        moves: Address,
+        moves: MovesAt,
         _: u64,
         may_wait: bool,
     ) -> Result<()> {
@@ -491,8 +494,17 @@ impl Device for FakeDevice {
         self.enqueue(stream, move |access| {
             access.kernel(|| {
                 let began = Instant::now();
+                let MovesAt { on_device, on_host } = moves;
+                let on_host = access.pinned(on_host, 8);
                 // SAFETY: the memory is pinned until the stream has left, and the host has written a task there.
-                let (before, barrier, after) = unsafe { Moves::read(access.pinned(moves, 8)) };
+                let (before, barrier, after) = unsafe { Moves::read(on_host) };
+                let copy = access.resolve(on_device, Moves::bytes(before.len() + after.len()));
+                let (count, moves) = (before.len(), [before, after].concat());
+                // SAFETY: there is room for it, and no other kernel uses it until this one is done.
+                let (before, _, after) = unsafe {
+                    Moves::write(copy, KernelTask { moves, before: count, barrier: DeviceBarrier::none() });
+                    Moves::read(copy)
+                };
                 let run = |moves: &[Move]| {
                     for one in moves {
                         let (count, divisor) = (one.count as usize, one.divisor as usize);

@@ -13,12 +13,49 @@ mod tests;
 
 use cudarc::driver::DeviceRepr;
 
-use super::device::Scaling;
+use super::device::{MovesAt, Scaling};
 use super::moves::Move;
 use crate::reduce::scales;
 use crate::types::{DType, ReduceOp};
 
 pub(super) use image::{compiler, load};
+
+/// A kernel, by what it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Kernel {
+    /// Takes a [`Parameter`].
+    Reduce(DType, ReduceOp),
+    /// From one type to another. Takes a [`ScaleParameter`].
+    Scale(DType, DType),
+    /// Copies what the next kernel is to do. Takes a [`TakeParameter`].
+    TakeMoves,
+}
+
+impl Kernel {
+    /// The name of its entry.
+    ///
+    /// # Panics
+    ///
+    /// Panics where the reduction does not [apply](ReduceOp::applies_to), or the types are not
+    /// [converted](scales).
+    pub(super) fn name(self) -> String {
+        let name = match self {
+            Kernel::Reduce(dtype, redop) => entry(dtype, redop),
+            Kernel::Scale(from, to) => scale_entry(from, to),
+            Kernel::TakeMoves => Some("kolo_take_moves".to_owned()),
+        };
+        name.unwrap_or_else(|| panic!("there is no kernel for {self:?}"))
+    }
+
+    /// The line that makes its entry, as in `cuda-kernels/entries.cu`.
+    fn line(self) -> String {
+        match self {
+            Kernel::Reduce(dtype, redop) => format!("REDUCE({redop}, {redop:?}, {dtype}, {dtype:?})\n"),
+            Kernel::Scale(from, to) => format!("SCALE({from}, {to}, {from:?}, {to:?})\n"),
+            Kernel::TakeMoves => "TAKE_MOVES\n".to_owned(),
+        }
+    }
+}
 
 /// Threads of a block, as in `cuda-kernels/elements.cu`.
 const THREADS: u32 = 512;
@@ -46,7 +83,7 @@ pub(super) fn entry(dtype: DType, redop: ReduceOp) -> Option<String> {
     redop.applies_to(dtype).then(|| format!("kolo_reduce_{redop}_{dtype}"))
 }
 
-/// The only parameter of an entry that reduces, passed by value: one move, or where in pinned memory the
+/// The only parameter of an entry that reduces, passed by value: one move, or where the
 /// [`Moves`](super::moves::Moves) are.
 ///
 /// A move computes `target[i] = sources[0][i] op sources[1][i] op ...` for every target, with the
@@ -59,10 +96,10 @@ pub(super) fn entry(dtype: DType, redop: ReduceOp) -> Option<String> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parameter {
     only: Move,
-    moves: u64,
+    moves: MovesAt,
 }
 
-const _: () = assert!(size_of::<Parameter>() == 288);
+const _: () = assert!(size_of::<Parameter>() == 296);
 
 // SAFETY: the type consists of numbers in C's layout, as the kernels declare it. Its device
 // pointers are plain addresses.
@@ -70,11 +107,33 @@ unsafe impl DeviceRepr for Parameter {}
 
 impl Parameter {
     pub(super) fn of(only: Move) -> Parameter {
-        Parameter { only, moves: 0 }
+        Parameter { only, moves: MovesAt { on_device: 0, on_host: 0 } }
     }
 
-    pub(super) fn at(moves: u64) -> Parameter {
+    pub(super) fn at(moves: MovesAt) -> Parameter {
         Parameter { only: Move::new(&[0], &[0], 0, 1), moves }
+    }
+}
+
+/// The only parameter of the entry that takes moves, passed by value. If there are none, it does
+/// nothing.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TakeParameter {
+    from: u64,
+    to: u64,
+}
+
+const _: () = assert!(size_of::<TakeParameter>() == 16);
+
+// SAFETY: as for `Parameter`.
+unsafe impl DeviceRepr for TakeParameter {}
+
+impl TakeParameter {
+    pub(super) const NOTHING: TakeParameter = TakeParameter { from: 0, to: 0 };
+
+    pub(super) fn of(moves: MovesAt) -> TakeParameter {
+        TakeParameter { from: moves.on_host, to: moves.on_device }
     }
 }
 

@@ -16,9 +16,11 @@ use cudarc::driver::sys::{self as cu, CUresult};
 use parking_lot::Mutex;
 
 use self::mapped::AllMapped;
-use super::device::{Address, Device, DeviceId, Driver, EventId, Extension, Extent, Handle, Reduction, Scaling, StreamId};
+use super::device::{
+    Address, Device, DeviceId, Driver, EventId, Extension, Extent, Handle, MovesAt, Reduction, Scaling, StreamId,
+};
 use super::held::Held;
-use super::kernels;
+use super::kernels::{self, Kernel};
 use super::moves::Move;
 use crate::error::{Error, Result};
 use crate::sys::Region;
@@ -189,7 +191,8 @@ struct Gpu {
     multiprocessors: u32,
     /// Whether it ends kernels that run for some seconds.
     limits_kernels: bool,
-    kernels: Mutex<Kernels>,
+    /// The kernels that were used so far.
+    kernels: Mutex<HashMap<Kernel, Entry>>,
     /// Handles of allocations by their id: making one takes microseconds.
     handles: Mutex<HashMap<u64, Handle>>,
     /// By its first byte.
@@ -209,26 +212,7 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// The kernels that were used so far.
-#[derive(Default)]
-struct Kernels {
-    module: Option<Module>,
-    entries: HashMap<Kernel, Entry>,
-}
-
-/// A kernel, by what it computes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Kernel {
-    Reduce(DType, ReduceOp),
-    /// From one type to another.
-    Scale(DType, DType),
-}
-
-struct Module(cu::CUmodule);
-
-// SAFETY: any thread may use a module.
-unsafe impl Send for Module {}
-
+/// A function of a module that is never unloaded.
 #[derive(Clone, Copy)]
 struct Entry(cu::CUfunction);
 
@@ -348,41 +332,32 @@ impl Gpu {
     /// Returns the entry of a kernel, and loads it if necessary.
     fn entry(&self, kernel: Kernel) -> Result<Entry> {
         let mut kernels = self.kernels.lock();
-        if let Some(&entry) = kernels.entries.get(&kernel) {
+        if let Some(&entry) = kernels.get(&kernel) {
             return Ok(entry);
         }
-        let module = match &kernels.module {
-            Some(module) => module.0,
-            None => {
-                let module = kernels::load(self.architecture, |image| {
-                    let mut module = std::ptr::null_mut();
-                    // SAFETY: the image is a cubin, or PTX that ends with a zero.
-                    self.within("loading the kernels", || unsafe {
-                        cu::cuModuleLoadData(&mut module, image.code.as_ptr().cast::<c_void>())
-                    })?;
-                    tracing::info!(device = self.name, origin = ?image.origin, "loaded the kernels");
-                    Ok(module)
-                })?;
-                kernels.module.insert(Module(module)).0
-            }
-        };
-        let name = match kernel {
-            Kernel::Reduce(dtype, redop) => kernels::entry(dtype, redop),
-            Kernel::Scale(from, to) => kernels::scale_entry(from, to),
-        };
-        let name = name.and_then(|name| CString::new(name).ok());
-        let name = name.expect("there is a kernel for the types, and its name has no zeros");
-        let mut function = std::ptr::null_mut();
-        // SAFETY: the module stays loaded, and the name ends with a zero.
-        self.within("looking up a kernel", || unsafe { cu::cuModuleGetFunction(&mut function, module, name.as_ptr()) })?;
+        let name = CString::new(kernel.name()).expect("a name has no zeros");
+        let function = kernels::load(self.architecture, kernel, |image| {
+            let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+            // SAFETY: the image is a cubin, or PTX that ends with a zero. It has the kernel, whose name ends
+            // with a zero.
+            self.within("loading a kernel", || unsafe {
+                match cu::cuModuleLoadData(&mut module, image.code.as_ptr().cast::<c_void>()) {
+                    CUresult::CUDA_SUCCESS => cu::cuModuleGetFunction(&mut function, module, name.as_ptr()),
+                    result => result,
+                }
+            })?;
+            tracing::info!(device = self.name, ?kernel, origin = ?image.origin, "loaded a kernel");
+            Ok(function)
+        })?;
         match kernel {
             Kernel::Reduce(..) => self.load(Entry(function), kernels::Parameter::of(Move::new(&[0], &[0], 0, 1)))?,
             Kernel::Scale(..) => {
                 let nothing = Scaling { dtypes: (DType::F32, DType::F32), source: 0, target: 0, count: 0, factor: 1.0 };
                 self.load(Entry(function), kernels::ScaleParameter::of(&nothing))?;
             }
+            Kernel::TakeMoves => self.load(Entry(function), kernels::TakeParameter::NOTHING)?,
         }
-        kernels.entries.insert(kernel, Entry(function));
+        kernels.insert(kernel, Entry(function));
         Ok(Entry(function))
     }
 
@@ -622,14 +597,17 @@ impl Device for Gpu {
         &self,
         stream: StreamId,
         (dtype, redop): (DType, ReduceOp),
-        moves: Address,
+        moves: MovesAt,
         most: u64,
         may_wait: bool,
     ) -> Result<()> {
         let grid = kernels::grid(most, self.multiprocessors);
         let grid = if may_wait { grid.at_most(kernels::most_waiting(self.multiprocessors)) } else { grid };
         // SAFETY: the caller vouches for the memory.
-        unsafe { self.launch(stream, Kernel::Reduce(dtype, redop), kernels::Parameter::at(moves), grid) }
+        unsafe {
+            self.launch(stream, Kernel::TakeMoves, kernels::TakeParameter::of(moves), grid.at_most(1))?;
+            self.launch(stream, Kernel::Reduce(dtype, redop), kernels::Parameter::at(moves), grid)
+        }
     }
 
     fn limits_kernels(&self) -> bool {
@@ -637,7 +615,8 @@ impl Device for Gpu {
     }
 
     fn prepare(&self, dtype: DType, redop: Option<ReduceOp>) -> Result<()> {
-        redop.map_or(Ok(()), |redop| self.entry(Kernel::Reduce(dtype, redop)).map(drop))
+        let Some(redop) = redop else { return Ok(()) };
+        self.entry(Kernel::TakeMoves).and_then(|_| self.entry(Kernel::Reduce(dtype, redop))).map(drop)
     }
 
     fn prepare_to_scale(&self, (from, to): (DType, DType)) -> Result<()> {

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 use crate::float8::{f8e4m3, f8e5m2};
 
-use super::super::device::{Event, MOST_PARTS, Memory, Pinned, Stream};
+use super::super::device::{Event, MOST_PARTS, Memory, MovesAt, Pinned, Stream};
 use super::*;
 use crate::cuda::barrier::{DeviceBarrier, FLAGS_BYTES, Missing};
 use crate::cuda::direct::one_shot;
@@ -328,11 +328,13 @@ fn moves_are_told_after_the_launch() {
     let memories = [0, 1, 2].map(|_| Memory::new(&gpu, 4 * count).unwrap());
     memories.iter().for_each(|memory| put(&gpu, &stream, &content, memory.address));
     let list = shared(&*gpu).pinned.take(&gpu, Moves::bytes(2)).unwrap();
+    let copy = Memory::new(&gpu, Moves::bytes(2)).unwrap();
     let _enqueueing = gpu.held().enqueueing();
     let words = shared(&*gpu).words.take(&gpu, 1).unwrap();
     words.enqueue_until_go(&*gpu, stream.id, 0).unwrap();
-    // SAFETY: the list stays until the stream has left.
-    unsafe { gpu.run_moves(stream.id, (DType::F32, ReduceOp::Sum), list.address(), 4 * count as u64, false).unwrap() };
+    let moves = MovesAt { on_device: copy.address, on_host: list.address() };
+    // SAFETY: the list and its copy stay until the stream has left.
+    unsafe { gpu.run_moves(stream.id, (DType::F32, ReduceOp::Sum), moves, 4 * count as u64, false).unwrap() };
     words.enqueue_left(&*gpu, stream.id).unwrap();
     let [one, other, sum] = memories.each_ref().map(|memory| memory.address);
     let half = count / 2;
@@ -421,6 +423,7 @@ fn kernels_wait_for_each_other() {
     let streams = [0, 1].map(|_| Stream::new(&gpu).unwrap());
     let content = [0, 1].map(|rank| elements(dtype, count, 5 + rank));
     let lists = [0, 1].map(|_| shared(&*gpu).pinned.take(&gpu, Moves::bytes(2)).unwrap());
+    let copies = memory(Moves::bytes(2));
     let words = [0, 1].map(|_| shared(&*gpu).words.take(&gpu, 1).unwrap());
     for rank in [0, 1] {
         put(&gpu, &streams[rank], &content[rank], at[rank]);
@@ -433,9 +436,9 @@ fn kernels_wait_for_each_other() {
         unsafe { Moves::write(lists[rank].at(0), task) };
     };
     let launch = |rank: usize| {
-        let (list, most) = (lists[rank].address(), 4 * count as u64);
+        let (most, moves) = (4 * count as u64, MovesAt { on_device: copies[rank].address, on_host: lists[rank].address() });
         // SAFETY: the memory lives until the streams are done.
-        unsafe { gpu.run_moves(streams[rank].id, (dtype, redop), list, most, true).unwrap() };
+        unsafe { gpu.run_moves(streams[rank].id, (dtype, redop), moves, most, true).unwrap() };
         words[rank].enqueue_left(&*gpu, streams[rank].id).unwrap();
     };
     let number = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());

@@ -495,6 +495,51 @@ fn messages() {
     });
 }
 
+/// A nonblocking message waits for no other: neither for one that was started before, nor for one from
+/// another rank.
+#[test]
+fn nonblocking_messages_in_any_order() {
+    let bed = Bed::new(Path::Imported, 3);
+    bed.run(|comm, rank, device, stream| {
+        let user = User::new(comm, device, stream, Path::Imported);
+        for count in COUNTS {
+            let memory = [0, 1].map(|_| device.allocate(count).unwrap());
+            let out = device.allocate(count).unwrap();
+            device.write(user.stream, out, vec![rank as u8; count]);
+            let start = |op: Op, peer: Rank, memory: Address| {
+                let call = user.call(&raw(op, DType::U8, count, peer), memory, memory);
+                // SAFETY: freed below, when the messages have ended.
+                unsafe { comm.exec.start_prepared(call).unwrap() }
+            };
+            // All receive before they send.
+            let works = [start(Op::Recv, (rank + 2) % 3, memory[0]), start(Op::Send, (rank + 1) % 3, out)];
+            works.into_iter().for_each(|work| work.wait().unwrap());
+            // Rank 1 sends only when rank 0 has received what rank 2 sends.
+            match rank {
+                0 => {
+                    let [first, second] = [1, 2].map(|peer| start(Op::Recv, peer, memory[peer - 1]));
+                    second.wait().unwrap();
+                    start(Op::Send, 1, out).wait().unwrap();
+                    first.wait().unwrap();
+                }
+                1 => {
+                    start(Op::Recv, 0, memory[0]).wait().unwrap();
+                    start(Op::Send, 0, out).wait().unwrap();
+                }
+                _ => start(Op::Send, 0, out).wait().unwrap(),
+            }
+            let from = [[1, 2], [0, 2], [1, 2]][rank];
+            let received = if rank == 0 { 2 } else { 1 };
+            for (peer, memory) in from.into_iter().zip(memory).take(received) {
+                let content = device.read(user.stream, memory, count);
+                assert!(content.iter().all(|&byte| byte == peer as u8), "{count}: rank {rank} from {peer}");
+            }
+            // SAFETY: all messages have ended.
+            memory.into_iter().chain([out]).for_each(|address| unsafe { device.free(address) });
+        }
+    });
+}
+
 /// Memory that is freed, and other memory at the same address.
 #[test]
 fn what_was_freed_is_opened_anew() {

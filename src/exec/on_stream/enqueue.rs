@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::cuda::device::{Address, Device, Event, Extent, Handle, Reduction, StreamId};
+use crate::cuda::device::{Address, Device, Event, Extent, Handle, MovesAt, Reduction, StreamId};
 use crate::cuda::direct::Plan;
 use crate::cuda::lanes::Lane;
 use crate::cuda::moves::Moves;
@@ -13,7 +13,7 @@ use crate::cuda::shared::shared;
 use crate::error::{ArgumentError, Error, Result};
 use crate::exec::call::Call;
 use crate::exec::device::SHORT;
-use crate::exec::device_state::{Calling, Mode, finish};
+use crate::exec::device_state::{Calling, LaneOf, Mode, finish};
 use crate::exec::host_area::{HostArea, SEGMENT, SLOTS};
 use crate::exec::lend::{copy_kernel, kernel};
 use crate::exec::lent::{Enqueued, Gate, Given, Lent, Path, PinnedAt};
@@ -99,7 +99,7 @@ impl Executor {
         }
         let lane = match (is_apart, is_captured) {
             (false, _) => None,
-            (true, false) => Some(calling.lane(device)?),
+            (true, false) => Some(calling.lane(device, LaneOf::of(call))?),
             (true, true) => Some(calling.captured_lane(device, lent.capture)?),
         };
         let world = self.state.layout.ranks;
@@ -150,7 +150,7 @@ impl Executor {
                     return staged(self.area_of_graph(call, lent)?);
                 }
                 // All is in place in a graph, so one kernel moves it.
-                let cut = if is_captured { cut } else { direct_rounds(cut, peers.area_len, world) };
+                let cut = if is_captured { cut } else { direct_rounds(cut, &peers, world) };
                 let moves = match peers.is_leader() {
                     true => {
                         let most = Plan::most_moves(world, &peers.leaders, self.state.info.rank);
@@ -201,7 +201,7 @@ impl Executor {
 
     /// Copies what is sent to host memory, because streams cannot wait for the host.
     fn copy_now(&self, calling: &mut Calling, call: &Call, lent: &Lent) -> Result<Ready> {
-        let lane = calling.lane(&lent.device)?;
+        let lane = calling.lane(&lent.device, LaneOf::of(call))?;
         let [sends, receives] = lent.on_device;
         let for_send = if sends { call.send.len.next_multiple_of(64) } else { 0 };
         let for_recv = if receives { call.recv.len } else { 0 };
@@ -253,13 +253,24 @@ struct Ready {
     lane: Option<Arc<Lane>>,
 }
 
-/// Cuts a direct call into rounds.
-fn direct_rounds(mut cut: Cut, area_len: usize, world: usize) -> Cut {
+/// Cuts a direct call into rounds. On several devices, short rounds let one of them copy to its area while
+/// another runs its kernel. On one, all of that comes one after the other.
+fn direct_rounds(mut cut: Cut, peers: &Peers, world: usize) -> Cut {
     cut.is_apart = cut.op == Op::AllToAll;
     let slack = Cut::slack(2 * world);
-    let half = area_len / HALVES - slack;
-    let share = cut.segment_bytes().div_ceil(ROUNDS).clamp(half / 4, half);
+    let half = peers.area_len / HALVES - slack;
+    let least = if peers.share_devices() { half } else { half / 4 };
+    let share = cut.segment_bytes().div_ceil(ROUNDS).clamp(least, half);
     cut.into_rounds_of(share)
+}
+
+/// The kernel of a call.
+struct Launch {
+    kernel: (DType, ReduceOp),
+    /// Whether it may wait for those of other ranks.
+    may_wait: bool,
+    /// Memory of the device for what it is to do.
+    moves: Address,
 }
 
 /// The segments that a call passes through.
@@ -291,7 +302,7 @@ impl Enqueued {
         let (send, recv) = (call.send.ptr.addr() as Address, call.recv.ptr.addr() as Address);
         if step == Step::Send && stream != lent.stream {
             let captured = calling.captured_lanes.iter().map(|(_, lane)| lane);
-            let lane = calling.lane.iter().chain(captured).find(|lane| lane.stream.id == stream);
+            let lane = calling.lanes.iter().map(|(_, lane)| lane).chain(captured).find(|lane| lane.stream.id == stream);
             lane.map_or(Ok(()), |lane| lane.follow(lent.stream))?;
         }
         let Some(gate) = &self.gate else {
@@ -362,12 +373,15 @@ impl Enqueued {
                     let at = |round: usize| Segment::Device(peers.own_segment(round));
                     let segments = Segments { slots: HALVES, at: Box::new(at) };
                     // The host orders what passes through areas.
-                    let kernel = peers.is_leader().then(|| (kernel(call), peers.have_barrier() && !passes));
+                    let may_wait = peers.have_barrier() && !passes;
+                    let kernel =
+                        peers.is_leader().then(|| Launch { kernel: kernel(call), may_wait, moves: peers.moves_on_device() });
                     self.give_rounds(call, lent, (cut, rank), passes.then_some(&segments), kernel)?;
                 }
                 (Path::OneShot { peers }, Step::Receive) => {
                     let cut = call.cut(peers.leaders.len());
-                    self.give_rounds(call, lent, (&cut, rank), None, Some((kernel(call), true)))?;
+                    let kernel = Launch { kernel: kernel(call), may_wait: true, moves: peers.moves_on_device() };
+                    self.give_rounds(call, lent, (&cut, rank), None, Some(kernel))?;
                 }
             }
         }
@@ -397,7 +411,7 @@ impl Enqueued {
         lent: &Lent,
         (cut, rank): (&Cut, Rank),
         segments: Option<&Segments<'_>>,
-        kernel: Option<((DType, ReduceOp), bool)>,
+        kernel: Option<Launch>,
     ) -> Result<()> {
         let gate = self.gate.as_ref().expect("rounds have words");
         let (device, stream, words) = (&*lent.device, self.stream, gate.words());
@@ -436,11 +450,12 @@ impl Enqueued {
             bring(round)?;
         }
         for round in 0..cut.rounds {
-            if let (Some((kernel, may_wait)), Some(moves)) = (kernel, gate.moves()) {
+            if let (Some(Launch { kernel, may_wait, moves }), Some(on_host)) = (&kernel, gate.moves()) {
                 words.enqueue_until_go(device, stream, round as u32)?;
+                let moves = MovesAt { on_device: *moves, on_host };
                 // SAFETY: the moves stay until the stream has left. The host tells what every rank
                 // has lent.
-                unsafe { device.run_moves(stream, kernel, moves, call.bytes(cut.world), may_wait)? };
+                unsafe { device.run_moves(stream, *kernel, moves, call.bytes(cut.world), *may_wait)? };
                 words.enqueue_done(device, stream, round as u32)?;
             }
             if segments.is_some() || round + 1 == cut.rounds {

@@ -5,19 +5,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::super::image::{self, Image, OPTIONS, Origin, PREBUILT_FOR, SOURCE, image_by, load_or_prebuilt, options};
+use super::super::image::{self, Image, OPTIONS, Origin, PREBUILT_FOR, image_by, load_or_prebuilt, options};
 use super::super::nvrtc::{Compiler, Nvrtc};
-use super::super::{BLOCKS, Grid, THREADS, cache, entry, grid, scale_entry};
-use super::{every_reduction, not_run};
+use super::super::{BLOCKS, Grid, Kernel, THREADS, cache, entry, grid, scale_entry};
+use super::{every_reduction, not_run, source};
 use crate::error::Error;
 use crate::types::{DType, ReduceOp};
 
+fn all_kernels() -> impl Iterator<Item = Kernel> {
+    let reductions = every_reduction().map(|(dtype, redop)| Kernel::Reduce(dtype, redop));
+    let pairs = DType::ALL.iter().flat_map(|&from| DType::ALL.iter().map(move |&to| (from, to)));
+    let scalings = pairs.filter(|&(from, to)| scale_entry(from, to).is_some()).map(|(from, to)| Kernel::Scale(from, to));
+    reductions.chain(scalings).chain([Kernel::TakeMoves])
+}
+
 /// The names of all entries.
 fn entries() -> BTreeSet<String> {
-    let reductions = every_reduction().map(|(dtype, redop)| entry(dtype, redop).unwrap());
-    let pairs = DType::ALL.iter().flat_map(|&from| DType::ALL.iter().map(move |&to| (from, to)));
-    reductions.chain(pairs.filter_map(|(from, to)| scale_entry(from, to))).collect()
+    all_kernels().map(Kernel::name).collect()
 }
+
+const SUM: Kernel = Kernel::Reduce(DType::F32, ReduceOp::Sum);
 
 #[test]
 fn what_does_not_apply_has_no_entry() {
@@ -27,7 +34,7 @@ fn what_does_not_apply_has_no_entry() {
     assert_eq!(scale_entry(DType::F64, DType::F16).as_deref(), Some("kolo_scale_f64_f16"));
     assert_eq!(scale_entry(DType::F16, DType::BF16), None);
     assert_eq!(scale_entry(DType::I32, DType::I32), None);
-    assert_eq!(entries().len(), 8 * 7 + 6 * 5 + 5 + 12);
+    assert_eq!(entries().len(), 8 * 7 + 6 * 5 + 5 + 12 + 1);
 }
 
 #[test]
@@ -37,7 +44,7 @@ fn a_grid_is_no_larger_than_the_gpu_or_the_buffer() {
     assert_eq!(grid(u64::from(THREADS) * 16 + 1, 132).blocks, 2);
     assert_eq!(grid(u64::MAX, 132).blocks, 132 * BLOCKS);
     assert_eq!(grid(8, 0).blocks, 1);
-    assert!(SOURCE.contains(&format!("THREADS = {THREADS};")) && SOURCE.contains(&format!("BLOCKS = {BLOCKS};")));
+    assert!(source().contains(&format!("THREADS = {THREADS};")) && source().contains(&format!("BLOCKS = {BLOCKS};")));
 }
 
 // ---- NVRTC ----
@@ -111,7 +118,7 @@ fn every_kernel_compiles_and_keeps_to_its_registers() {
     };
     for architecture in architectures {
         let started = std::time::Instant::now();
-        let cubin = nvrtc.compile(SOURCE, &options(architecture)).unwrap_or_else(|log| panic!("{architecture}: {log}"));
+        let cubin = nvrtc.compile(&source(), &options(architecture)).unwrap_or_else(|log| panic!("{architecture}: {log}"));
         let needs = needs(&cubin);
         // A function that an entry calls (`$entry$part`) uses the registers of the entry.
         let (parts, whole): (BTreeMap<_, _>, BTreeMap<_, _>) = needs.iter().partition(|(name, _)| name.starts_with('$'));
@@ -163,7 +170,7 @@ fn prebuilt_path() -> PathBuf {
 
 /// The digest of the sources, which the first line of the prebuilt code has.
 fn source_hash() -> String {
-    cache::name(&[&[SOURCE], &OPTIONS[..]].concat()).trim_end_matches(".cubin").to_owned()
+    cache::name(&[&[&*source()], &OPTIONS[..]].concat()).trim_end_matches(".cubin").to_owned()
 }
 
 /// After a change of the kernels, run `KOLO_WRITE_PTX=1 cargo test --features cuda --lib --
@@ -175,7 +182,7 @@ fn the_prebuilt_code_is_that_of_the_source() {
     if std::env::var_os("KOLO_WRITE_PTX").is_some() {
         let nvrtc = Nvrtc::find().unwrap();
         assert_eq!(nvrtc.version(), (12, 1), "older drivers refuse the PTX of a newer NVRTC");
-        let ptx = String::from_utf8(nvrtc.compile(SOURCE, &options("compute_80")).unwrap()).unwrap();
+        let ptx = String::from_utf8(nvrtc.compile(&source(), &options("compute_80")).unwrap()).unwrap();
         std::fs::write(prebuilt_path(), first.clone() + ptx.trim_end_matches('\0')).unwrap();
     }
     let ptx = std::fs::read_to_string(prebuilt_path()).unwrap();
@@ -198,11 +205,16 @@ const HOW: &str = "To make it: see the test the_prebuilt_code_is_that_of_the_sou
 
 #[test]
 fn without_a_compiler_the_prebuilt_code_is_used() {
-    let image = image_by(Err("NVRTC is not found".to_owned()), None, (9, 0)).unwrap();
-    assert_eq!(image.origin, Origin::Prebuilt { why: "NVRTC is not found".to_owned() });
-    assert!(image.code.ends_with(b"\0") && image.code.starts_with(b"// "));
-    assert_eq!(image.code.iter().filter(|&&byte| byte == 0).count(), 1);
-    let error = image_by(Err("NVRTC is not found".to_owned()), None, (7, 5)).unwrap_err();
+    for kernel in all_kernels() {
+        let image = image_by(Err("NVRTC is not found".to_owned()), None, (9, 0), kernel).unwrap();
+        assert_eq!(image.origin, Origin::Prebuilt { why: "NVRTC is not found".to_owned() });
+        // This kernel, and no other.
+        let ptx = str::from_utf8(&image.code).unwrap();
+        assert!(ptx.ends_with('\0') && ptx.matches('\0').count() == 1 && ptx.starts_with("// "));
+        assert!(ptx.contains(".target sm_80") && ptx.matches(".entry ").count() == 1);
+        assert!(ptx.contains(&format!(".entry {}(", kernel.name())) && ptx.matches("\n}\n").count() == 1);
+    }
+    let error = image_by(Err("NVRTC is not found".to_owned()), None, (7, 5), SUM).unwrap_err();
     let Error::Unsupported { why, .. } = &error else { panic!("{error}") };
     assert!(why.contains("7.5") && why.contains("NVRTC is not found"), "{why}");
     assert_eq!(PREBUILT_FOR, (8, 0));
@@ -212,8 +224,8 @@ fn without_a_compiler_the_prebuilt_code_is_used() {
 fn code_that_the_driver_refuses_is_replaced_by_the_prebuilt_code() {
     let refused = || Error::Unsupported { what: "a program", why: "the driver is too old".to_owned() };
     let by_driver = |takes_cubin: bool, takes_ptx: bool| {
-        let image = image_by(Ok(&FakeCompiler::new((12, 9))), None, (9, 0)).unwrap();
-        load_or_prebuilt(image, (9, 0), |image: &Image| {
+        let image = image_by(Ok(&FakeCompiler::new((12, 9))), None, (9, 0), SUM).unwrap();
+        load_or_prebuilt(image, (9, 0), SUM, |image: &Image| {
             let takes = if image.origin == Origin::Compiled { takes_cubin } else { takes_ptx };
             if takes { Ok(image.origin.clone()) } else { Err(refused()) }
         })
@@ -250,7 +262,7 @@ impl Compiler for FakeCompiler {
     }
 
     fn compile(&self, source: &str, options: &[String]) -> Result<Vec<u8>, String> {
-        assert_eq!(source, SOURCE);
+        assert!(source.ends_with("}\nREDUCE(sum, Sum, f32, F32)\n"), "{}", &source[source.len() - 100..]);
         self.calls.fetch_add(1, Ordering::Relaxed);
         if self.version == (0, 0) { Err("it is broken".to_owned()) } else { Ok(options.join(" ").into_bytes()) }
     }
@@ -282,7 +294,8 @@ impl Drop for Folder {
 fn a_compiled_program_is_not_compiled_again() {
     let folder = Folder::new("again");
     let (compiler, newer) = (FakeCompiler::new((12, 1)), FakeCompiler::new((12, 9)));
-    let get = |compiler: &FakeCompiler, architecture| image_by(Ok(compiler), Some(&folder.0.join("kolo")), architecture).unwrap();
+    let get =
+        |compiler: &FakeCompiler, architecture| image_by(Ok(compiler), Some(&folder.0.join("kolo")), architecture, SUM).unwrap();
     let (first, second) = (get(&compiler, (9, 0)), get(&compiler, (9, 0)));
     assert_eq!((first.origin, second.origin), (Origin::Compiled, Origin::Cached));
     assert_eq!(first.code, second.code);
@@ -292,14 +305,14 @@ fn a_compiled_program_is_not_compiled_again() {
     assert_eq!(get(&newer, (9, 0)).origin, Origin::Compiled);
     assert_eq!((compiler.calls(), newer.calls()), (2, 1));
     // Without a folder nothing is cached.
-    assert_eq!(image_by(Ok(&compiler), None, (9, 0)).unwrap().origin, Origin::Compiled);
+    assert_eq!(image_by(Ok(&compiler), None, (9, 0), SUM).unwrap().origin, Origin::Compiled);
 }
 
 #[test]
 fn damaged_files_are_replaced() {
     let folder = Folder::new("damaged");
     let compiler = FakeCompiler::new((12, 1));
-    let get = || image_by(Ok(&compiler), Some(&folder.0), (9, 0)).unwrap();
+    let get = || image_by(Ok(&compiler), Some(&folder.0), (9, 0), SUM).unwrap();
     let good = get().code;
     let path = folder.files().remove(0);
     let whole = std::fs::read(&path).unwrap();
@@ -320,7 +333,7 @@ fn a_folder_that_cannot_be_written_costs_only_time() {
     std::fs::write(&folder.0, "not a folder").unwrap();
     let compiler = FakeCompiler::new((12, 1));
     for _ in 0..2 {
-        assert_eq!(image_by(Ok(&compiler), Some(&folder.0), (9, 0)).unwrap().origin, Origin::Compiled);
+        assert_eq!(image_by(Ok(&compiler), Some(&folder.0), (9, 0), SUM).unwrap().origin, Origin::Compiled);
     }
     assert_eq!(compiler.calls(), 2);
     std::fs::remove_file(&folder.0).unwrap();
@@ -334,7 +347,7 @@ fn many_ranks_at_once_get_the_same() {
             scope.spawn(|| {
                 for architecture in [(8, 0), (9, 0), (10, 0)].into_iter().cycle().take(60) {
                     // For the cache, each call is that of another process.
-                    let image = image_by(Ok(&FakeCompiler::new((12, 1))), Some(&folder.0), architecture).unwrap();
+                    let image = image_by(Ok(&FakeCompiler::new((12, 1))), Some(&folder.0), architecture, SUM).unwrap();
                     assert!(image.code.ends_with(format!("sm_{}{}", architecture.0, architecture.1).as_bytes()));
                 }
             });
@@ -348,19 +361,22 @@ fn many_ranks_at_once_get_the_same() {
 #[test]
 fn if_the_compiler_fails_the_prebuilt_code_is_used() {
     let folder = Folder::new("fails");
-    let image = image_by(Ok(&FakeCompiler::new((0, 0))), Some(&folder.0), (9, 0)).unwrap();
+    let image = image_by(Ok(&FakeCompiler::new((0, 0))), Some(&folder.0), (9, 0), SUM).unwrap();
     assert_eq!(image.origin, Origin::Prebuilt { why: "NVRTC 0.0 for sm_90: it is broken".to_owned() });
     assert!(folder.files().is_empty());
 }
 
-/// NVRTC itself, with an empty folder.
+/// NVRTC itself, with an empty folder. Each kernel is a program of its own.
 #[test]
 fn nvrtc_fills_the_cache() {
     let Some(nvrtc) = nvrtc("the cache of programs that NVRTC compiles") else { return };
     let folder = Folder::new("nvrtc");
-    let get = || image_by(Ok(nvrtc), Some(&folder.0), (9, 0)).unwrap();
-    let (first, second) = (get(), get());
-    assert_eq!((first.origin, second.origin), (Origin::Compiled, Origin::Cached));
-    assert!(first.code == second.code && first.code.starts_with(b"\x7fELF"));
+    for kernel in all_kernels() {
+        let get = || image_by(Ok(nvrtc), Some(&folder.0), (9, 0), kernel).unwrap();
+        let (first, second) = (get(), get());
+        assert_eq!((first.origin, second.origin), (Origin::Compiled, Origin::Cached), "{kernel:?}");
+        assert!(first.code == second.code && needs(&first.code).into_keys().eq([kernel.name()]), "{kernel:?}");
+    }
+    assert_eq!(folder.files().len(), all_kernels().count());
     assert!(image::compiler().is_ok_and(|name| name.starts_with("NVRTC 1")));
 }

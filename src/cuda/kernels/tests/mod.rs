@@ -12,13 +12,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
 
-use super::image::SOURCE;
-use super::{LINE, Parameter, entry};
-use crate::cuda::device::MOST_PARTS as MOST;
+use super::image::{ENTRIES, WITHOUT_ENTRIES};
+use super::{LINE, Parameter, TakeParameter, entry};
+use crate::cuda::device::{MOST_PARTS as MOST, MovesAt};
 use crate::cuda::moves::{KernelTask, Move, Moves};
 use crate::float8::{f8e4m3, f8e5m2};
 use crate::reduce::Kernel;
 use crate::types::{DType, ReduceOp, mix};
+
+/// The program with all entries.
+fn source() -> String {
+    [WITHOUT_ENTRIES, ENTRIES].concat()
+}
 
 /// Prints what was not tested, also where the output of passing tests is not shown. With
 /// `KOLO_TEST_NVRTC` set, this fails.
@@ -63,7 +68,7 @@ const THREADS: u32 = 5;
 impl Host {
     fn get() -> Option<&'static Host> {
         static HOST: OnceLock<Option<Host>> = OnceLock::new();
-        let host = HOST.get_or_init(|| Host::build(&[SOURCE, CONVERSIONS].concat()));
+        let host = HOST.get_or_init(|| Host::build(&[&*source(), CONVERSIONS].concat()));
         if host.is_none() {
             not_run("the kernels' arithmetic: there is no g++");
         }
@@ -285,7 +290,11 @@ fn difference(
         let nothing = Move::new(&addresses[..1], &addresses[..1], 0, 1);
         // SAFETY: there is room for two.
         unsafe { Moves::write(list.as_mut_ptr().cast(), KernelTask::of(vec![nothing, only])) };
-        let listed = Parameter::at(list.as_ptr().expose_provenance() as u64);
+        let mut copy = vec![0u64; list.len()];
+        let [on_device, on_host] = [copy.as_mut_ptr(), list.as_mut_ptr()].map(|at| at.expose_provenance() as u64);
+        let moves = MovesAt { on_device, on_host };
+        host.run("kolo_take_moves", TakeParameter::of(moves), false);
+        let listed = Parameter::at(moves);
         host.run(&entry(dtype, redop).unwrap(), if is_backwards { listed } else { Parameter::of(only) }, is_backwards);
         for (i, (buffer, expected)) in buffers.iter_mut().zip(&mut expected).enumerate() {
             let (got, expected) = (buffer.content(dtype, count, merges_nan), expected.content(dtype, count, merges_nan));
@@ -342,7 +351,7 @@ fn wrong_kernels_are_noticed() {
         ("float_of((120u + 127) << 23)", "float_of((121u + 127) << 23)", DType::F8E4M3, ReduceOp::Product),
         ("return a ^ b;", "return a ^ b ^ (threads() > 1);", DType::U16, ReduceOp::BitXor),
     ];
-    let mutant = mutations.iter().fold(SOURCE.to_owned(), |source, (right, wrong, ..)| {
+    let mutant = mutations.iter().fold(source(), |source, (right, wrong, ..)| {
         assert!(source.contains(right), "{right}");
         source.replace(right, wrong)
     });
@@ -356,7 +365,7 @@ fn wrong_kernels_are_noticed() {
     // Kernels that were not changed are still right.
     assert_eq!(difference(&host, (DType::I64, ReduceOp::Sum), (2, 2000), (1, 0), Targets::Apart), None);
     // Here the kernels do not reach the elements after the last line.
-    let host = Host::build(&SOURCE.replace("i < inner.head ? i : i + inside", "i")).unwrap();
+    let host = Host::build(&source().replace("i < inner.head ? i : i + inside", "i")).unwrap();
     assert!(difference(&host, (DType::U32, ReduceOp::Max), (2, 2004), (1, 0), Targets::Apart).is_some());
 }
 

@@ -1,7 +1,7 @@
 //! Scalings, as in the tests of reductions.
 
 use super::super::{ScaleParameter, scale_entry};
-use super::{Buffer, Host, LINE, SOURCE};
+use super::{Buffer, Host, LINE, source};
 use crate::cuda::device::Scaling;
 use crate::reduce::{scale_to, scales};
 use crate::types::DType;
@@ -64,8 +64,10 @@ fn wrong_scalings_are_noticed() {
         return;
     }
     // Without the reductions, which take long to compile.
-    let [elements, scalings] = [SOURCE.split_once("#line 1 \"reduce.cu\""), SOURCE.split_once("#line 1 \"scale.cu\"")];
-    let source = [elements.unwrap().0, scalings.unwrap().1].join("#line 1 \"scale.cu\"");
+    let whole = source();
+    let parts = ["#line 1 \"reduce.cu\"", "#line 1 \"scale.cu\"", "#line 1 \"entries.cu\"", "// ---- Scalings ----"];
+    let [reductions, scalings, entries, of_scalings] = parts.map(|part| whole.find(part).unwrap());
+    let source = [&whole[..reductions], &whole[scalings..entries], &whole[of_scalings..]].concat();
     let product = "double(From::widen(from.lanes[i])) * p.factor";
     let rest = "scale<From, To, 1>(p, i < inner.head ? i : i + inside)";
     for (right, wrong, dtypes) in [
