@@ -389,7 +389,7 @@ MACHINE = Part("machine", FIRST + SECOND, 50, "what the machine has", Check.mach
 PARTS = [
     MACHINE,
     Part("doctor", FIRST, 20, "kolo doctor", Check.doctor),
-    Part("unit-tests", FIRST, 90, "unit tests on a GPU", Check.unit_tests, (25,)),
+    Part("unit-tests", FIRST, 90, "unit tests on a GPU", Check.unit_tests, (60,)),
     Part(
         "bench-registered-2",
         FIRST,
@@ -495,6 +495,9 @@ def main():
     # Also ends what is running.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("SIGTERM"))
     with tempfile.TemporaryDirectory(prefix="kolo-gpu-", ignore_cleanup_errors=True) as scratch:
+        report.folders = {str(folder): "FOLDER", scratch: "SCRATCH"}
+        if sys.prefix != sys.base_prefix:
+            report.folders[sys.prefix] = "PYTHON"
         commands = Commands(f"{out}.log", Path(scratch), began + LIMIT * args.slow, args.stacks_after, args.most, args.slow)
         check = Check(folder, Path(scratch), commands, report, args.largest)
         for part in args.parts:

@@ -17,6 +17,8 @@ class Report:
         """Goes on with the report at `out`, if there is one. `order` has the names of all parts."""
         self.out = out
         self.order = order
+        # Folders of the machine, and what the report has in their place.
+        self.folders = {}
         self.content = {"kolo": kolo, "date": "", "machine": {}, "parts": [], "figures": {}}
         if Path(f"{out}.json").is_file() and (text := Path(f"{out}.json").read_text()):
             self.content.update(json.loads(text))
@@ -46,11 +48,13 @@ class Report:
         return entry
 
     def write(self):
-        """Leaves out the name of the machine, because only the device matters."""
+        """Leaves out the name of the machine and its folders, because only the device matters."""
         self.content["was_run"] = any(entry["status"] != NOT_RUN for entry in self.parts)
         self.content["seconds"] = round(sum(entry["seconds"] for entry in self.parts))
         self.content["goals"] = list(goals(self.figures))
         for ending, text in (("json", json.dumps(self.content, indent=2) + "\n"), ("md", self.table())):
+            for folder, name in self.folders.items():
+                text = text.replace(folder, name)
             # A check that is ended while it writes leaves the report that was there.
             Path(f"{self.out}.{ending}.new").write_text(text)
             os.replace(f"{self.out}.{ending}.new", f"{self.out}.{ending}")

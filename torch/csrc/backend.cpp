@@ -681,10 +681,18 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::alltoall(Tensors& outputs, Tensors& 
 // ---- Barriers and messages ----
 
 ProcessGroupKolo::WorkPtr ProcessGroupKolo::barrier(const c10d::BarrierOptions& opts) {
-  // Earlier work of the current stream completes before the barrier, as with NCCL.
-  if (opts.device && opts.device->is_cuda()) {
-    const c10::impl::VirtualGuardImpl impl(opts.device->type());
-    impl.synchronizeStream(impl.getStream(opts.device->has_index() ? *opts.device : impl.getDevice()));
+  // Earlier work of the current stream completes before the barrier, as with NCCL. PyTorch passes on the numbers of
+  // devices, and not the device.
+  constexpr auto cuda = c10::DeviceType::CUDA;
+  std::optional<c10::Device> device = opts.device ? opts.device : getBoundDeviceId();
+  if (!opts.device_ids.empty()) {
+    device.emplace(cuda, static_cast<c10::DeviceIndex>(opts.device_ids.front()));
+  }
+  if (device && device->is_cuda() && c10::impl::hasDeviceGuardImpl(cuda)) {
+    const c10::impl::VirtualGuardImpl impl(cuda);
+    if (impl.deviceCount() > 0) {
+      impl.synchronizeStream(impl.getStream(device->has_index() ? *device : impl.getDevice()));
+    }
   }
   Launch launch(*this, {OpType::BARRIER, "barrier", "kolo:barrier", opts.asyncOp, opts.timeout}, {});
   launch.run(kolo_barrier, kolo_start_barrier);

@@ -699,9 +699,12 @@ class ProcessGroupKolo(Base):
 
     def barrier(self, opts=None, **short):
         opts = options(BarrierOptions, opts, short)
-        # Earlier work of the current stream completes before the barrier, as with NCCL.
+        # Earlier work of the current stream completes before the barrier, as with NCCL. PyTorch
+        # passes on the numbers of devices, and not the device.
         device = getattr(opts, "device", None)
-        if device is not None and device.type == "cuda":
+        if ids := getattr(opts, "device_ids", None):
+            device = torch.device("cuda", ids[0])
+        if device is not None and device.type == "cuda" and torch.cuda.is_available():
             torch.cuda.current_stream(device).synchronize()
         with Launch(self, BARRIER, None, opts) as launch:
             launch.run(library.barrier)
