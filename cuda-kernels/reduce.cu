@@ -269,13 +269,13 @@ template <class E, class Op> __device__ inline void reduce(const Move &r) {
 }
 
 // Has all threads of a block copy words. Volatile: no cache may have what was there at an earlier launch.
-__device__ inline void copy(void *to, const void *from, u64 bytes) {
-    for (u64 word = threadIdx.x; word < bytes / sizeof(u64); word += blockDim.x) {
+__device__ inline void copy_words(void *to, const void *from, u32 words) {
+    for (u32 word = threadIdx.x; word < words; word += blockDim.x) {
         static_cast<u64 *>(to)[word] = static_cast<const volatile u64 *>(from)[word];
     }
 }
 
-template <class T> __device__ inline void copy(T *to, const T *from) { copy(to, from, sizeof(T)); }
+template <class T> __device__ inline void copy(T *to, const T *from) { copy_words(to, from, sizeof(T) / sizeof(u64)); }
 
 // Copies what the next kernel is to do, in one block. If each block of that kernel read it from the host,
 // they would wait for each other: reads of one word of host memory come one after the other. On an H100,
@@ -292,7 +292,7 @@ __device__ inline void take_moves(const TakeParameter &p) {
         count = load_acquire(&p.on_host->count);
     }
     __syncthreads();
-    copy(p.moves, p.on_host, sizeof(Moves) + count * sizeof(Move));
+    copy_words(p.moves, p.on_host, (sizeof(Moves) + count * sizeof(Move)) / sizeof(u64));
     // The thread that has copied this word.
     if (threadIdx.x == 0) {
         p.moves->count = count;

@@ -518,6 +518,9 @@ void run_moves(const Function *function, std::vector<Move> moves) {
 
 // Copies what the next kernel is to do.
 void run_take(const Function *function, TakeParameter parameter) {
+    if (!parameter.on_host) {
+        return;
+    }
     const auto *on_host = reinterpret_cast<const Moves *>(resolve(parameter.on_host, sizeof(Moves)));
     if (!on_host) {
         return;

@@ -126,7 +126,7 @@ fn every_kernel_compiles_and_keeps_to_its_registers() {
         for (entry, needs) in &whole {
             // The grid expects this many blocks to fit on a multiprocessor, which has 65536
             // registers.
-            assert!((16..=65536 / (THREADS * BLOCKS)).contains(&needs.registers), "{architecture}: {entry} needs {needs:?}");
+            assert!((8..=65536 / (THREADS * BLOCKS)).contains(&needs.registers), "{architecture}: {entry} needs {needs:?}");
         }
         for (name, needs) in whole.iter().chain(&parts) {
             assert_eq!(needs.frame, 0, "{architecture}: {name} needs {needs:?}");
@@ -375,7 +375,9 @@ fn nvrtc_fills_the_cache() {
         let get = || image_by(Ok(nvrtc), Some(&folder.0), (9, 0), kernel).unwrap();
         let (first, second) = (get(), get());
         assert_eq!((first.origin, second.origin), (Origin::Compiled, Origin::Cached), "{kernel:?}");
-        assert!(first.code == second.code && needs(&first.code).into_keys().eq([kernel.name()]), "{kernel:?}");
+        // A part of an entry is named `$entry$part`.
+        let entries = needs(&first.code).into_keys().filter(|name| !name.starts_with('$'));
+        assert!(first.code == second.code && entries.eq([kernel.name()]), "{kernel:?}");
     }
     assert_eq!(folder.files().len(), all_kernels().count());
     assert!(image::compiler().is_ok_and(|name| name.starts_with("NVRTC 1")));
