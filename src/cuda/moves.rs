@@ -1,5 +1,6 @@
 //! What a kernel moves: reductions of several sources to several targets. The host writes them to
-//! pinned memory, and a kernel that was launched before reads them there.
+//! pinned memory. From there a kernel that was launched before copies them to the device for the kernel
+//! that moves.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -114,14 +115,14 @@ impl Moves {
         }
     }
 
-    /// Takes back what a kernel has not read yet.
+    /// Takes back what has not been copied for a kernel yet.
     ///
     /// # Safety
     ///
     /// `at` is memory for moves.
     pub(crate) unsafe fn take_back(at: *mut u8) {
-        // SAFETY: the header is at the beginning, and any bytes are a valid one. Each block of a kernel
-        // reads the number once, so a block moves all or nothing, or stops where it waits for others.
+        // SAFETY: the header is at the beginning, and any bytes are a valid one. The number is read
+        // once, so a kernel moves all or nothing, or stops where it waits for others.
         let header = unsafe { &*at.cast::<Moves>() };
         // First, so that a kernel which finds no moves also finds this: other ranks must not take it for
         // one that has done its part.

@@ -357,7 +357,8 @@ impl Peers {
     }
 
     /// Memory for what this rank's kernel is to do. One kernel runs after the other: the host lets the
-    /// next one begin when this one is done.
+    /// next one begin when this one is done. After a failure several may, when all calls have been released
+    /// in their order, so that none of them succeeds.
     pub(crate) fn moves_on_device(&self) -> Address {
         self.area.address + (self.area_len + ONE_SHOT + FLAGS_BYTES) as Address
     }

@@ -31,23 +31,40 @@ pub(crate) struct Calling {
     pub(super) calls: u64,
 }
 
-/// The calls that share a stream of kolo's own, one behind the other. A message must not be behind a
-/// call that waits for another message: the peer may wait for it first.
+/// The calls that share a stream of kolo's own, one behind the other. A send must not be behind a receive:
+/// the peer may do the same, and wait for the send first. A receive should not be behind one from another
+/// rank, which may send later. Messages of one rank arrive in their order anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LaneOf {
     Collectives,
-    /// Sends: their streams wait for nothing.
+    /// They wait only for the streams on which they were called.
     Sends,
-    /// Receives from a rank, or from any. Messages of a rank come in their order anyway.
-    Receives(Option<Rank>),
+    /// Of some peers.
+    Receives(usize),
+    ReceivesFromAny,
 }
 
+/// How many streams the receives from given ranks have. A process should need no more streams than are
+/// made at once ([`LanePool`](crate::cuda::lanes::LanePool)), and the GPU has few queues for them.
+const RECEIVING: usize = 5;
+
 impl LaneOf {
-    pub(super) fn of(call: &Call) -> LaneOf {
+    pub(super) fn of(call: &Call, rank: Rank, world: usize) -> LaneOf {
         match call.op {
             Op::Send => LaneOf::Sends,
-            Op::Recv => LaneOf::Receives(call.source.is_none().then_some(call.root)),
+            Op::Recv if call.source.is_some() => LaneOf::ReceivesFromAny,
+            // With up to 5 peers, each has its own.
+            Op::Recv => LaneOf::Receives((call.root + world - rank).wrapping_sub(1) % world % RECEIVING),
             _ => LaneOf::Collectives,
+        }
+    }
+
+    /// Those that are taken together. To make a stream waits for all streams, which the first message may
+    /// hold.
+    fn together(self) -> Vec<LaneOf> {
+        match self {
+            LaneOf::Collectives => vec![self],
+            _ => (0..RECEIVING).map(LaneOf::Receives).chain([LaneOf::Sends, LaneOf::ReceivesFromAny]).collect(),
         }
     }
 }
@@ -71,16 +88,17 @@ impl Drop for Calling {
 impl Calling {
     /// kolo's own stream on a device, for these calls.
     pub(super) fn lane(&mut self, device: &Arc<dyn Device>, of: LaneOf) -> Result<Arc<Lane>> {
-        let index = self.lanes.iter().position(|(other, _)| *other == of);
-        if let Some(index) = index.filter(|&index| self.lanes[index].1.device.id() == device.id()) {
-            return Ok(self.lanes[index].1.clone());
+        let find = |lanes: &[(LaneOf, Arc<Lane>)]| {
+            let mut here = lanes.iter().filter(|(_, lane)| lane.device.id() == device.id());
+            here.find(|(other, _)| *other == of).map(|(_, lane)| lane.clone())
+        };
+        if let Some(lane) = find(&self.lanes) {
+            return Ok(lane);
         }
-        let lane = shared(&**device).lanes.take(device)?;
-        self.lanes.push((of, lane.clone()));
-        if let Some(index) = index {
-            retire(self.lanes.swap_remove(index).1);
+        for each in of.together() {
+            self.lanes.push((each, shared(&**device).lanes.take(device)?));
         }
-        Ok(lane)
+        Ok(find(&self.lanes).expect("it is one of those that were taken"))
     }
 
     /// kolo's own stream on a device, for calls of a capture. Two captures may go on at once.

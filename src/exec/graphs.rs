@@ -74,7 +74,7 @@ impl Graphs {
     pub(super) fn abandon(&self) {
         let all = std::mem::take(&mut *self.all.lock());
         self.is_any.store(false, Ordering::Release);
-        // Its kernels move nothing more, before peers may free what they would move.
+        // No kernel is told to move anything more, before peers may free what it would move.
         all.iter().flat_map(Graph::gates).for_each(Gate::release);
         abandoned::add(all);
     }

@@ -169,6 +169,11 @@ impl Lent {
         self.gate().is_none_or(|gate| gate.words().has_arrived(0))
     }
 
+    /// Whether the call only receives, into pinned memory, which no earlier work of the stream uses.
+    pub(super) fn receives_into_pinned(&self) -> bool {
+        matches!(self.path(), Some(Path::Whole { send: None, recv: Some(_) }))
+    }
+
     /// Has a stream wait for the end of the call. Returns false if it cannot.
     pub(crate) fn hold_stream(&self, stream: StreamId) -> Result<bool> {
         if self.is_captured() {
@@ -319,7 +324,7 @@ impl Gate {
         *self.is_released.lock()
     }
 
-    /// Lets the stream continue to the end. Its kernels move nothing more.
+    /// Lets the stream continue to the end. Kernels whose task was not copied yet move nothing more.
     pub(super) fn release(&self) {
         if !self.words().is_own() {
             return;

@@ -136,8 +136,8 @@ impl Runner {
             // The peer waits for this message.
             failure::abort(&shared.status);
         };
-        // Messages that have ended, and that their streams have not left. A stream takes messages in the
-        // order in which they were called, and one of these may wait for one in flight.
+        // Messages that have ended, and that their streams have not left. A stream takes its
+        // messages in the order in which they were called, and one of these may wait for one in flight.
         let leaving: RefCell<Vec<(Task, MessageOnDevice)>> = RefCell::default();
         let looks: RefCell<Looks> = RefCell::default();
         let complete = |task: Task, message: &MessageOnDevice| {
@@ -209,13 +209,13 @@ impl Runner {
     /// Takes the next task, if it is a message that can start now. `is_alone`: none is in flight.
     fn next_message(&self, turn: &Turn<'_>, is_alone: bool) -> Option<Task> {
         let lent = turn.peek(|next| next.op.is_point_to_point().then(|| next.lent.clone()))??;
-        let has_arrived = lent.is_none_or(|lent| lent.has_arrived());
+        let can_run = lent.is_none_or(|lent| self.shared.can_run_message(&lent));
         // The stream may come there only after a replay.
-        if !has_arrived && is_alone && self.shared.graphs.is_any() {
+        if !can_run && is_alone && self.shared.graphs.is_any() {
             return None;
         }
         // What the stream was given before may wait for a message in flight.
-        if !has_arrived && !is_alone {
+        if !can_run && !is_alone {
             // The stream is looked at again at once, instead of when a link is ready.
             self.shared.wake_on_links();
             return None;

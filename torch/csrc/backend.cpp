@@ -681,8 +681,8 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::alltoall(Tensors& outputs, Tensors& 
 // ---- Barriers and messages ----
 
 ProcessGroupKolo::WorkPtr ProcessGroupKolo::barrier(const c10d::BarrierOptions& opts) {
-  // Earlier work of the current stream completes before the barrier, as with NCCL. PyTorch passes on the numbers of
-  // devices, and not the device.
+  // Earlier work of the device's current stream completes before the barrier, if the caller or the group names the
+  // device. PyTorch passes on the numbers of devices, and not the device.
   constexpr auto cuda = c10::DeviceType::CUDA;
   std::optional<c10::Device> device = opts.device ? opts.device : getBoundDeviceId();
   if (!opts.device_ids.empty()) {

@@ -1,5 +1,5 @@
-//! The cache of compiled programs on disk: compiling takes seconds, and without the cache every
-//! process would compile.
+//! The cache of compiled kernels on disk. Without it, every process would compile each kernel that it
+//! uses, which takes a fraction of a second.
 //!
 //! The name of a file is a digest of everything that its content depends on, so a file is never
 //! stale. The file begins with a checksum of the rest, so a damaged file is compiled again. It is

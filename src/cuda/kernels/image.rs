@@ -24,7 +24,7 @@ pub(super) const WITHOUT_ENTRIES: &str = concat!(
 pub(super) const OPTIONS: [&str; 5] = ["--std=c++17", "--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"];
 
 /// The list of all entries.
-#[cfg(test)]
+#[cfg(all(test, unix))]
 pub(super) const ENTRIES: &str = concat!("#line 1 \"entries.cu\"\n", include_str!("../../../cuda-kernels/entries.cu"));
 
 /// All entries as PTX, which the driver compiles for any GPU from [`PREBUILT_FOR`] on.
@@ -149,7 +149,7 @@ fn prebuilt(why: String, (major, minor): (u32, u32), kernel: Kernel) -> Result<I
     Ok(Image { code: ptx.into_bytes(), origin: Origin::Prebuilt { why } })
 }
 
-/// Returns the PTX of one entry, and a zero, which the driver compiles sooner than that of all.
+/// Returns the PTX of one entry, with a zero behind it. The driver compiles one much sooner than all.
 fn only(ptx: &str, name: &str) -> Option<String> {
     const ENTRY: &str = ".visible .entry ";
     let (declarations, _) = ptx.split_once(ENTRY)?;

@@ -126,6 +126,37 @@ impl Process {
     }
 }
 
+/// Each rank starts to receive from all others before it sends: no stream is made while receives hold
+/// some, and no send is behind a receive.
+#[test]
+fn receives_from_many_ranks_before_the_sends() {
+    const WORLD: usize = 10;
+    on_seats(seats(WORLD, true), |process| {
+        let Process { comm, device, stream, rank } = &process;
+        let (rank, count) = (*rank, 100_000);
+        let others = || (0..WORLD).filter(|&peer| peer != rank);
+        let start = |op: Op, peer: Rank, memory: Address| {
+            let buffer: *mut u8 = std::ptr::without_provenance_mut(memory as usize);
+            let raw = Raw { count, root: peer, send: buffer, recv: buffer, ..Raw::new(op, DType::U8) };
+            let mut call = comm.exec.prepare(&raw).unwrap();
+            comm.exec.lend(&mut call, *stream).unwrap();
+            // SAFETY: the memory is never freed.
+            unsafe { comm.exec.start_prepared(call).unwrap() }
+        };
+        let out = device.allocate(count).unwrap();
+        device.write(*stream, out, vec![rank as u8; count]);
+        let received: Vec<(Rank, Address)> = others().map(|peer| (peer, device.allocate(count).unwrap())).collect();
+        for _ in 0..2 {
+            let receives: Vec<_> = received.iter().map(|&(peer, memory)| start(Op::Recv, peer, memory)).collect();
+            let sends: Vec<_> = others().map(|peer| start(Op::Send, peer, out)).collect();
+            receives.into_iter().chain(sends).for_each(|work| work.wait().unwrap());
+        }
+        for &(peer, memory) in &received {
+            assert!(device.read(*stream, memory, count).iter().all(|&byte| byte == peer as u8), "{rank} from {peer}");
+        }
+    });
+}
+
 /// A rank ends at any point of its peer's operation: the peer's stream continues.
 #[test]
 fn a_rank_ends_at_any_point() {

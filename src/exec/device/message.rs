@@ -23,8 +23,10 @@ impl MessageOnDevice {
     pub(in crate::exec) fn begin(shared: &CommState, call: &mut Call) -> Result<Option<MessageOnDevice>> {
         let Some(lent) = call.lent.take() else { return Ok(None) };
         let whole = call.clone();
-        let begun = shared.until_stream(call, &lent, None, |gate| gate.words().has_arrived(0));
-        begun.inspect_err(|_| lent.release())?;
+        if !shared.can_run_message(&lent) {
+            let begun = shared.until_stream(call, &lent, None, |gate| gate.words().has_arrived(0));
+            begun.inspect_err(|_| lent.release())?;
+        }
         let mut memory = call.recv.ptr;
         match lent.path() {
             Some(Path::Whole { send, recv }) => {

@@ -42,6 +42,13 @@ impl CommState {
         settings.device_path == config::DevicePath::Auto && layout.ranks <= MOST_PARTS && layout.hosts == 1
     }
 
+    /// Whether the host can run a message now: its stream has arrived, or the message comes into pinned
+    /// memory. A stream on which a graph is replayed before must arrive: the graph may have earlier
+    /// messages of the same ranks.
+    pub(in crate::exec) fn can_run_message(&self, lent: &Lent) -> bool {
+        lent.has_arrived() || (lent.receives_into_pinned() && !self.graphs.is_any())
+    }
+
     /// Waits until a stream has come to a point of a call.
     pub(in crate::exec) fn until_stream(
         &self,

@@ -75,8 +75,9 @@ impl Executor {
         let given = give(&mut calling);
         drop(calling);
         given.map(|()| queued).map_err(|error| {
-            // First all: what follows may wait for one of them.
-            lent().for_each(|(_, lent)| lent.release());
+            // First all, in the order of their calls: what follows may wait for one of them, and a kernel of these
+            // must not take its task while one of an earlier call runs.
+            self.state.release_streams();
             lent().for_each(|(_, lent)| end_what_was_given(lent));
             match self.fail(error.clone()) {
                 // The thread that runs the call has noticed it first, but not why.
@@ -99,7 +100,7 @@ impl Executor {
         }
         let lane = match (is_apart, is_captured) {
             (false, _) => None,
-            (true, false) => Some(calling.lane(device, LaneOf::of(call))?),
+            (true, false) => Some(calling.lane(device, LaneOf::of(call, self.rank(), self.world_size()))?),
             (true, true) => Some(calling.captured_lane(device, lent.capture)?),
         };
         let world = self.state.layout.ranks;
@@ -201,7 +202,7 @@ impl Executor {
 
     /// Copies what is sent to host memory, because streams cannot wait for the host.
     fn copy_now(&self, calling: &mut Calling, call: &Call, lent: &Lent) -> Result<Ready> {
-        let lane = calling.lane(&lent.device, LaneOf::of(call))?;
+        let lane = calling.lane(&lent.device, LaneOf::Collectives)?;
         let [sends, receives] = lent.on_device;
         let for_send = if sends { call.send.len.next_multiple_of(64) } else { 0 };
         let for_recv = if receives { call.recv.len } else { 0 };

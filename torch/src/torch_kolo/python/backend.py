@@ -699,8 +699,8 @@ class ProcessGroupKolo(Base):
 
     def barrier(self, opts=None, **short):
         opts = options(BarrierOptions, opts, short)
-        # Earlier work of the current stream completes before the barrier, as with NCCL. PyTorch
-        # passes on the numbers of devices, and not the device.
+        # Earlier work of the device's current stream completes before the barrier, if the caller
+        # names the device. PyTorch passes on the numbers of devices, and not the device.
         device = getattr(opts, "device", None)
         if ids := getattr(opts, "device_ids", None):
             device = torch.device("cuda", ids[0])
