@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+import textwrap
 from pathlib import Path
 
 PASSED, FAILED, NOT_RUN, UNFINISHED, MET, NOT_MET = "passed", "FAILED", "NOT RUN", "UNFINISHED", "met", "NOT MET"
@@ -63,7 +64,7 @@ class Report:
         machine = dict(self.machine)
         lines = [f"# GPU checks: {machine.pop('device', 'no GPU')}", ""]
         about = [self.content["date"], f"kolo {self.content['kolo']}", *(f"{name} {value}" for name, value in machine.items())]
-        lines += [", ".join(about), ""]
+        lines += [*textwrap.wrap(", ".join(about), 100), ""]
         if not self.content["was_run"] and self.parts:
             lines += [f"**NOTHING WAS RUN: {self.parts[0]['why']}.**", ""]
         rows = [[goal["what"], goal["goal"], goal["figure"] or "", goal["status"]] for goal in self.content["goals"]]
