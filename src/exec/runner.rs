@@ -273,7 +273,9 @@ mod tests {
                 let mut bools = [7u8; 100];
                 (receive(comm, &mut bools, Duration::from_secs(100)), bools)
             });
-            while comm.exec.state.core.try_lock().is_some() {
+            // It has begun, and has seen no failure.
+            let history = &comm.exec.state.recording.history;
+            while !history.operations(&Timeline::up_to_now()).iter().any(|begun| begun.descriptor.op == Op::Recv) {
                 std::thread::yield_now();
             }
             // As if another thread had aborted it while no thread held the core.
