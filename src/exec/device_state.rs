@@ -95,9 +95,9 @@ impl Calling {
         if let Some(lane) = find(&self.lanes) {
             return Ok(lane);
         }
-        for each in of.together() {
-            self.lanes.push((each, shared(&**device).lanes.take(device)?));
-        }
+        // All or none, so that a failure leaves no part of them.
+        let take = |each| Ok((each, shared(&**device).lanes.take(device)?));
+        self.lanes.extend(of.together().into_iter().map(take).collect::<Result<Vec<_>>>()?);
         Ok(find(&self.lanes).expect("it is one of those that were taken"))
     }
 
