@@ -88,6 +88,9 @@ pub(crate) trait Driver: Send + Sync {
     /// Returns a device by the number under which this process sees it.
     fn device(&self, ordinal: usize) -> Result<Arc<dyn Device>>;
 
+    /// How many devices this process sees.
+    fn count(&self) -> usize;
+
     /// Returns the device of a stream that is not the default stream.
     fn device_of(&self, stream: StreamId) -> Result<Arc<dyn Device>>;
 }

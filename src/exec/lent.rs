@@ -86,8 +86,9 @@ pub(super) enum Path {
     Turn,
     /// Nothing is left to do for the host: the stream copies from one buffer to the other.
     Alone,
-    /// As a whole through pinned memory: where what is sent is, and where what is received comes.
-    Whole { send: Option<PinnedAt>, recv: Option<PinnedAt> },
+    /// As a whole through pinned memory: where what is sent is, where what is received comes, and whether
+    /// kernels copy it. If not, copy engines do.
+    Whole { send: Option<PinnedAt>, recv: Option<PinnedAt>, by_kernel: bool },
     /// In rounds through host memory.
     Staged { cut: Cut, area: Arc<HostArea> },
     /// In rounds, where the buffers are or through areas on the device.
@@ -171,7 +172,7 @@ impl Lent {
 
     /// Whether the call only receives, into pinned memory, which no earlier work of the stream uses.
     pub(super) fn receives_into_pinned(&self) -> bool {
-        matches!(self.path(), Some(Path::Whole { send: None, recv: Some(_) }))
+        matches!(self.path(), Some(Path::Whole { send: None, recv: Some(_), .. }))
     }
 
     /// Has a stream wait for the end of the call. Returns false if it cannot.

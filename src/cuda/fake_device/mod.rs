@@ -82,6 +82,8 @@ pub(crate) struct FakeDevice {
     pub(crate) limits_kernels: AtomicBool,
     /// Whether every call takes a random time.
     pub(crate) is_slow: AtomicBool,
+    /// How many devices the process of a [`Machine`] sees.
+    pub(crate) visible: AtomicUsize,
     /// The number of reductions so far that were not moves.
     pub(crate) reductions: AtomicUsize,
     /// The number of scalings so far.
@@ -142,6 +144,7 @@ impl FakeDevice {
             has_kernels: AtomicBool::new(true),
             limits_kernels: AtomicBool::new(false),
             is_slow: AtomicBool::new(false),
+            visible: AtomicUsize::new(1),
             reductions: AtomicUsize::new(0),
             scalings: AtomicUsize::new(0),
             moves: Arc::default(),
@@ -307,7 +310,7 @@ impl FakeDevice {
     }
 }
 
-/// A machine with one device, as one process sees it.
+/// A machine as a process sees it that uses one device.
 #[derive(Clone)]
 pub(crate) struct Machine(pub(crate) Arc<FakeDevice>);
 
@@ -319,6 +322,10 @@ impl Driver for Machine {
 
     fn device(&self, _: usize) -> Result<Arc<dyn Device>> {
         Ok(self.0.clone())
+    }
+
+    fn count(&self) -> usize {
+        self.0.visible.load(Ordering::SeqCst)
     }
 
     fn device_of(&self, _: StreamId) -> Result<Arc<dyn Device>> {
@@ -339,6 +346,10 @@ impl Driver for Machines {
 
     fn device(&self, ordinal: usize) -> Result<Arc<dyn Device>> {
         Ok(self.0[ordinal].clone())
+    }
+
+    fn count(&self) -> usize {
+        self.0.len()
     }
 
     fn device_of(&self, stream: StreamId) -> Result<Arc<dyn Device>> {

@@ -154,6 +154,13 @@ impl Driver for Nvidia {
         Ok(self.open(c_int::try_from(ordinal).map_err(|_| problem())?)?)
     }
 
+    fn count(&self) -> usize {
+        let mut count: c_int = 0;
+        // SAFETY: the call writes one number.
+        let result = unsafe { cu::cuDeviceGetCount(&mut count) };
+        if result == CUresult::CUDA_SUCCESS { usize::try_from(count).unwrap_or(0) } else { 0 }
+    }
+
     fn device_of(&self, stream: StreamId) -> Result<Arc<dyn Device>> {
         let mut context = std::ptr::null_mut();
         // SAFETY: the stream belongs to the caller; the call writes one context.

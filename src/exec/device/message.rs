@@ -29,7 +29,7 @@ impl MessageOnDevice {
         }
         let mut memory = call.recv.ptr;
         match lent.path() {
-            Some(Path::Whole { send, recv }) => {
+            Some(Path::Whole { send, recv, .. }) => {
                 call.send.ptr = send.map_or(call.send.ptr, |pinned| pinned.host);
                 call.recv.ptr = recv.map_or(call.recv.ptr, |pinned| pinned.host);
             }

@@ -148,7 +148,7 @@ impl<'a> OnDevices<'a> {
             match path {
                 Path::Alone => Ok(()),
                 Path::Turn => self.with_host_memory(&call).map(|()| self.end(lent, 0)),
-                Path::Whole { send, recv } => {
+                Path::Whole { send, recv, .. } => {
                     self.path = Some(PathTaken::Whole);
                     call.send.ptr = send.map_or(call.send.ptr, |pinned| pinned.host);
                     call.recv.ptr = recv.map_or(call.recv.ptr, |pinned| pinned.host);

@@ -59,7 +59,10 @@ impl Bed {
         };
         let id = |process: usize| [1 + (process % gpus) as u8; 16];
         let devices: Vec<_> = (0..processes).map(|process| Arc::new(FakeDevice::on(&gpu, id(process)))).collect();
-        devices.iter().for_each(|device| device.exports.store(path != Path::Staged, Ordering::SeqCst));
+        for device in &devices {
+            device.exports.store(path != Path::Staged, Ordering::SeqCst);
+            device.visible.store(gpus, Ordering::SeqCst);
+        }
         Bed { world, devices, is_busy: false }
     }
 
@@ -817,6 +820,31 @@ fn areas_after_many_allocations() {
         }
         go(hidden);
     });
+}
+
+/// Kernels copy short calls where each rank has a GPU, and copy engines where ranks share one. A rank
+/// that sees one GPU of several learns in the first large call whether it shares it.
+#[test]
+fn who_copies_short_calls() {
+    for (path, visible, by_kernel) in
+        [(Path::Imported, 1, [false; 2]), (Path::Apart, 2, [true; 2]), (Path::Apart, 1, [false, true])]
+    {
+        let bed = Bed::new(path, 2);
+        bed.devices.iter().for_each(|device| device.visible.store(visible, Ordering::SeqCst));
+        bed.run(|comm, _, device, stream| {
+            let user = User::new(comm, device, stream, path);
+            let counted = || [&device.reductions, &device.copies].map(|count| count.load(Ordering::SeqCst));
+            for (is_kernel, before) in by_kernel.into_iter().zip(["a large call", "the end"]) {
+                let [kernels, copies] = counted();
+                let got = user.run(&raw(Op::AllReduce, DType::U8, 3, 0), &[1; 3], None);
+                assert_eq!(got, [2; 3]);
+                let [kernels, copies] = [counted()[0] - kernels, counted()[1] - copies];
+                let expected = if is_kernel { [2, 0] } else { [0, 2] };
+                assert_eq!([kernels, copies], expected, "{path:?} with {visible} visible, before {before}");
+                user.run(&raw(Op::AllReduce, DType::U8, 100_000, 0), &vec![1; 100_000], None);
+            }
+        });
+    }
 }
 
 /// If one device has no kernels, all ranks go through the host.

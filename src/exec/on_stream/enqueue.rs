@@ -124,7 +124,8 @@ impl Executor {
             let (for_send, for_recv) = (room(call.send.len, sends), room(call.recv.len, receives));
             let memory = shared(&**device).pinned.take(device, for_send + for_recv)?;
             let at = |offset: usize| PinnedAt::of(&memory, offset);
-            let path = Path::Whole { send: sends.then(|| at(0)), recv: receives.then(|| at(for_send)) };
+            let by_kernel = lent.has_kernels && !self.may_share_device(calling);
+            let path = Path::Whole { send: sends.then(|| at(0)), recv: receives.then(|| at(for_send)), by_kernel };
             return Ok(Ready { path, gate: gate(1, None, Some(memory))?, lane });
         }
         let mode = self.mode(calling, call, lent)?;
@@ -163,6 +164,19 @@ impl Executor {
                 // Last: what is said must be sent.
                 let said = captured.flatten().unwrap_or_else(|| self.say(calling, call, lent, &peers));
                 Ok(Ready { path: Path::Direct { cut, peers, said: said.into() }, gate, lane })
+            }
+        }
+    }
+
+    /// Whether other ranks may have this rank's device too. Kernels of several processes take turns there,
+    /// and each turn takes tens of microseconds; copy engines serve them side by side. Before the first large
+    /// call it is not known, but some ranks must share if there are more of them than devices.
+    fn may_share_device(&self, calling: &Calling) -> bool {
+        match &calling.mode {
+            Some(Mode::Direct(_, peers)) => peers.share_devices(),
+            _ => {
+                let layout = &self.state.layout;
+                self.driver().is_some_and(|driver| layout.ranks.div_ceil(layout.hosts) > driver.count())
             }
         }
     }
@@ -323,9 +337,9 @@ impl Enqueued {
         unsafe {
             match (&self.path, step) {
                 (Path::Copied { .. }, _) => return Ok(()),
-                (Path::Whole { send: out, .. }, Step::Send) => {
+                (Path::Whole { send: out, by_kernel, .. }, Step::Send) => {
                     match *out {
-                        Some(out) if is_by_kernel(call.send.len, lent) => {
+                        Some(out) if *by_kernel && is_short(call.send.len) => {
                             copy_by_kernel(device, stream, call.dtype, (send, out.device), call.send.len)?;
                         }
                         Some(out) => device.copy_out(stream, send, out.host, call.send.len)?,
@@ -335,13 +349,13 @@ impl Enqueued {
                 }
                 (Path::Turn, Step::Send) => return words.enqueue_arrived(device, stream, 0),
                 (_, Step::Send) => return Ok(()),
-                (Path::Whole { recv: back, .. }, Step::Receive) => {
+                (Path::Whole { recv: back, by_kernel, .. }, Step::Receive) => {
                     // Before it comes back, the host has what is sent.
                     if call.recv.len > 0 || lent.is_captured() {
                         words.enqueue_until_end(device, stream, 0)?;
                     }
                     if let Some(back) = *back {
-                        if is_by_kernel(call.recv.len, lent) {
+                        if *by_kernel && is_short(call.recv.len) {
                             copy_by_kernel(device, stream, call.dtype, (back.device, recv), call.recv.len)?;
                         } else {
                             device.copy_in(stream, back.host, recv, call.recv.len)?;
@@ -471,10 +485,10 @@ impl Enqueued {
     }
 }
 
-/// Whether a kernel copies a buffer between the device and pinned memory: it starts sooner than a
+/// Whether a kernel may copy a buffer between the device and pinned memory: it starts sooner than a
 /// copy engine, which is faster for long ones.
-fn is_by_kernel(len: usize, lent: &Lent) -> bool {
-    lent.has_kernels && len as u64 <= SHORT
+fn is_short(len: usize) -> bool {
+    len as u64 <= SHORT
 }
 
 /// Has a kernel copy `len` bytes.
