@@ -174,10 +174,10 @@ impl Fabric {
         }
     }
 
-    /// Returns what links in the network are made of, for people.
-    pub(crate) fn kind_of_links(&self) -> String {
+    /// Returns what a link to a rank in the network is made of, for people.
+    pub(crate) fn kind_of_links(&self, to: Rank) -> String {
         match &self.backing {
-            Backing::Network(network) => network.links.kind(),
+            Backing::Network(network) => network.kind_of_links(self.members[to]),
             _ => "memory".to_owned(),
         }
     }

@@ -133,6 +133,17 @@ impl Network {
         self.links.tls.is_none() && self.peers[self.rank].has_rails_to(&self.peers[to])
     }
 
+    /// Returns what links to a rank are made of, and with rails the interfaces of this rank that they use.
+    pub(crate) fn kind_of_links(&self, to: Rank) -> String {
+        let kind = self.links.kind();
+        if !self.has_rails(to) {
+            return kind;
+        }
+        let [own, _] = self.peers[self.rank].rails_between(&self.peers[to]);
+        let addresses: Vec<String> = own.iter().map(|address| address.ip().to_string()).collect();
+        format!("{kind} on {}", addresses.join(" and "))
+    }
+
     /// Returns where a rank listens: inside the host, or in the network.
     pub(super) fn target(&self, to: Rank, is_local: bool) -> Target {
         let PeerInfo { address, local_name, .. } = &self.peers[to];

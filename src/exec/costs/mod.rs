@@ -110,7 +110,7 @@ impl Core {
     /// message that lets the partner go on.
     fn measure(&mut self, probe: &mut Probe<'_>) -> Result<(LinkCost, f64)> {
         let [from, to] = probe.pair.map(|rank| self.fabric.address_on_network(rank));
-        let pair = from.zip(to).map(|(from, to)| Pair::new(&from, &to, self.fabric.kind_of_links(), probe.class));
+        let pair = from.zip(to).map(|(from, to)| Pair::new(&from, &to, self.fabric.kind_of_links(probe.pair[1]), probe.class));
         let found = pair.clone().map_or(Found::Nothing, cache::look_up);
         let is_cached = matches!(found, Found::Costs(_));
         let (network, reduce) = match &found {
