@@ -539,7 +539,7 @@ pub(crate) fn ports(env: Env<'_>) -> Result<Option<RangeInclusive<u16>>> {
     parse(env, "KOLO_PORTS", PORTS, port_range)
 }
 
-pub(crate) const PORTS: &str = "a range of ports such as 20000-20100, 1 to 65535";
+pub(crate) const PORTS: &str = "give a range of ports of 1 to 65535, the smaller one first, such as 20000-20100";
 
 /// Parses the range of ports that the setting of that name holds.
 ///
@@ -609,7 +609,8 @@ pub fn secret_given(setting: &str, text: &str) -> Result<[u8; 32]> {
     if text.is_empty() {
         return Err(empty(setting, SECRET, "a secret"));
     }
-    secret(text.trim()).ok_or_else(|| Error::setting(setting, "(not shown)", SECRET))
+    secret(text.trim())
+        .ok_or_else(|| Error::setting(setting, "(not shown)", format!("it is not {SECRET}; make one by `openssl rand -hex 32`")))
 }
 
 /// Returns the secret in a file that a setting names.

@@ -123,6 +123,9 @@ fn filtered(filter: &str, interfaces: &[Interface]) -> Result<Chosen> {
 pub(crate) fn rails(filter: &str) -> Result<Vec<Chosen>> {
     let interfaces = if_addrs::get_if_addrs().map_err(Error::os("listing network interfaces"))?;
     let mut rails = rails_among(filter, &interfaces)?;
+    for pattern in without_interface(filter, &interfaces) {
+        tracing::warn!(pattern, rails = rails.len(), "no interface of this host matches a part of KOLO_RAILS");
+    }
     if rails.len() > MOST_RAILS {
         tracing::warn!(
             admitted = rails.len(),
@@ -160,6 +163,15 @@ fn rails_among(filter: &str, interfaces: &[Interface]) -> Result<Vec<Chosen>> {
     let chosen =
         |interface: &&Interface| Chosen { ip: interface.ip(), why: format!("rail {}, which {filter:?} admits", interface.name) };
     Ok(rails.iter().map(chosen).collect())
+}
+
+/// Returns the parts of a list of interfaces that no interface matches.
+fn without_interface<'a>(filter: &'a str, interfaces: &[Interface]) -> Vec<&'a str> {
+    if filter.starts_with('^') {
+        return Vec::new();
+    }
+    let is_missing = |pattern: &&str| !interfaces.iter().any(|interface| is_match(pattern, interface));
+    filter.split(',').map(str::trim).filter(is_missing).collect()
 }
 
 /// Returns the length of the prefix of the network in which an address of this machine is, for each
@@ -283,6 +295,8 @@ mod tests {
             assert_eq!((found, rails.is_err()), (ips.clone(), ips.is_empty()), "{filter}");
         }
         assert!(rails_among("ib", &there).unwrap_err().to_string().contains("KOLO_RAILS"));
+        assert_eq!(without_interface("eth0, eth7,10.9.2.3,192.168.0.0/16", &there), ["eth7", "192.168.0.0/16"]);
+        assert!(without_interface("^eth7", &there).is_empty());
     }
 
     #[test]

@@ -144,6 +144,18 @@ impl PeerInfo {
                 mine: self.world_size,
             });
         }
+        if let (Some(mine), Some(theirs)) = (self.machine(), other.machine())
+            && mine != theirs
+            && let Some(hidden) = [self, other].into_iter().find(|one| one.address.ip().is_loopback())
+        {
+            let why = format!(
+                "rank {} ({}) can be reached only inside its host, at {}; check KOLO_INTERFACE and KOLO_RAILS there",
+                hidden.rank,
+                hidden.host,
+                hidden.address.ip()
+            );
+            return Some(Error::Unsupported { what: "a job on several hosts", why });
+        }
         (other.encrypts != self.encrypts).then(|| {
             let (with, without) = if self.encrypts { (self, other) } else { (other, self) };
             let why = format!(
@@ -199,6 +211,28 @@ pub(crate) fn sample(rank: Rank) -> PeerInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rank_on_another_host_is_not_reached_on_loopback() {
+        let at = |rank: Rank, machine: &str, ip: &str| {
+            let address = format!("{ip}:4000").parse().unwrap();
+            PeerInfo { machine: machine.to_owned(), address, more_rails: Vec::new(), ..sample(rank) }
+        };
+        let zero = at(0, "one host", "10.0.0.1");
+        for (other, hidden) in [
+            (at(1, "one other", "127.0.0.1"), None),
+            (at(1, "two host", "10.0.0.2"), None),
+            (at(1, "", "127.0.0.1"), None),
+            (at(1, "two host", "127.0.0.1"), Some("rank 1")),
+        ] {
+            let error = zero.disagreement(&other).map(|error| error.to_string());
+            assert_eq!(error.is_some(), hidden.is_some(), "{error:?}");
+            assert!(error.is_none_or(|error| error.contains("rank 1 (node7)") && error.contains("KOLO_INTERFACE")));
+        }
+        let alone = at(0, "one host", "127.0.0.1");
+        let error = alone.disagreement(&at(1, "two host", "10.0.0.2")).unwrap().to_string();
+        assert!(error.contains("rank 0"), "{error}");
+    }
 
     #[test]
     fn a_path_that_is_none_is_refused() {

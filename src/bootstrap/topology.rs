@@ -110,7 +110,7 @@ pub(super) fn log(paths: &[&str]) {
                 "the topology is not used: some hosts have no path; set KOLO_TOPOLOGY, or SLURM's variables, on all or on none"
             );
         }
-        None if unknown == 0 => tracing::debug!(hosts = paths.len(), "the topology is not used: it puts no hosts together"),
+        None if unknown == 0 => tracing::info!(hosts = paths.len(), "the topology is not used: it puts no hosts together"),
         None => {}
     }
 }

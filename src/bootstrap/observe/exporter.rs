@@ -81,7 +81,8 @@ impl Drop for Exporter {
 /// Listens where the setting says. Returns the address, too, for messages.
 fn listen(address: &MetricsAddress, place: usize, rank: usize) -> Result<(ScrapeListener, String)> {
     let refuse = |address: &str, error: &io::Error| {
-        Error::setting("KOLO_METRICS", address, format!("an address at which this process can listen: {error}"))
+        let advice = "end the process that listens there, or give another address";
+        Error::setting("KOLO_METRICS", address, format!("rank {rank} cannot listen there: {error}; {advice}"))
     };
     match address {
         MetricsAddress::Port(first) => {
