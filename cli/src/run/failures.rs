@@ -113,8 +113,12 @@ pub(super) fn names(reports: &BTreeMap<usize, Report>) -> Names {
         launched.extend(entries.iter().map(|entry| ((entry.run, entry.rank), rank)));
         last.extend(entries.into_iter().last().map(|entry| (rank, entry, report.written)));
     }
+    // If a rank has no file, its host may be gone. Then its number counts, if the run has the launcher's numbers.
+    let is_launchers = |run: u64| launched.iter().filter(|((other, _), _)| *other == run).all(|((_, rank), by)| rank == by);
     let name = |(by, entry, written): (usize, Entry, SystemTime)| {
-        let rank = *launched.get(&(entry.run, entry.culprit?))?;
+        let culprit = entry.culprit?;
+        let without_file = || (!reports.contains_key(&culprit) && is_launchers(entry.run)).then_some(culprit);
+        let rank = launched.get(&(entry.run, culprit)).copied().or_else(without_file)?;
         (rank != by).then_some((by, Name { rank, written }))
     };
     last.into_iter().filter_map(name).collect()
@@ -155,6 +159,21 @@ mod tests {
     fn a_job_inside_a_rank_names_no_rank_of_the_launcher() {
         let files = ["a 0\nc 0\nc 1\nc 2\nc 0 2\nc 1 2\n", "a 1\n", "a 2\na 2 0\n"];
         assert_eq!(named("inside", files), [None, None, Some(0)]);
+    }
+
+    #[test]
+    fn a_rank_without_a_file_is_named_if_the_run_has_the_launchers_numbers() {
+        let reports = |files: &[(usize, &str)]| {
+            let report = |text: &str| Report { text: text.to_owned(), written: SystemTime::UNIX_EPOCH };
+            let reports = files.iter().map(|&(rank, text)| (rank, report(text))).collect();
+            let mut names: Vec<_> = super::names(&reports).into_iter().map(|(by, name)| (by, name.rank)).collect();
+            names.sort_unstable();
+            names
+        };
+        assert_eq!(reports(&[(0, "a 0\na 0 1\n"), (2, "a 2\na 2 1\n")]), [(0, 1), (2, 1)]);
+        // A run with other numbers, and one inside rank 0.
+        assert_eq!(reports(&[(0, "a 2\na 2 1\n"), (2, "a 0\n")]), []);
+        assert_eq!(reports(&[(0, "b 0\nb 1\nb 0 3\n"), (2, "a 2\n")]), []);
     }
 
     #[test]

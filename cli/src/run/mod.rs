@@ -72,6 +72,11 @@ impl Credentials {
 /// Starts ranks on this machine.
 fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     let failed = |message: String| (LAUNCHER_FAILED, message);
+    if args.address.is_some() {
+        return Err(failed(
+            "--address needs --hosts or --hostfile: ranks on this machine reach the store on loopback".to_owned(),
+        ));
+    }
     let count = args.ranks.ok_or_else(|| failed("give the number of ranks with -n".to_owned()))? as usize;
     let program = Program::new(&args.program).map_err(failed)?;
     let exported = exported(&args.exported).map_err(failed)?;

@@ -46,10 +46,14 @@ pub(super) enum Failure {
 impl Failure {
     fn describe(&self, ranks: usize) -> String {
         match self {
-            Failure::Rank(Cause { rank: FailedRank { member, ending, after }, names }) => {
+            Failure::Rank(Cause { rank: FailedRank { member, ending, after }, names, all_ended }) => {
                 let Member { rank, pid, host } = member;
                 let after = after.as_secs_f64();
-                let others = if ranks > 1 { "; the other ranks were stopped" } else { "" };
+                let others = match (ranks > 1, all_ended) {
+                    (false, _) => "",
+                    (true, true) => "; the other ranks were stopped",
+                    (true, false) => "; the other ranks were stopped, where their host answers",
+                };
                 let on = host.as_ref().map_or_else(String::new, |host| format!(" on {host}"));
                 let names = names.map_or_else(String::new, |other| format!("; its error names rank {other}"));
                 match ending {
@@ -112,6 +116,8 @@ pub(super) struct Supervisor<R> {
     urgency: Urgency,
     /// When the urgency grows.
     deadline: Option<Instant>,
+    /// Whether every rank is known to have ended, and none was abandoned.
+    all_ended: bool,
 }
 
 impl<R: Ranks> Supervisor<R> {
@@ -125,6 +131,7 @@ impl<R: Ranks> Supervisor<R> {
             not_started: None,
             urgency: Urgency::Running,
             deadline: None,
+            all_ended: true,
         }
     }
 
@@ -145,7 +152,10 @@ impl<R: Ranks> Supervisor<R> {
         }
         let stopped = self.stopped.map(Failure::Stopped);
         let not_started = self.not_started.take().map(Failure::NotStarted);
-        stopped.or(not_started).or_else(|| cause(&self.failed, &self.ranks.names()).map(Failure::Rank))
+        stopped.or(not_started).or_else(|| {
+            let cause = cause(&self.failed, &self.ranks.names())?;
+            Some(Failure::Rank(Cause { all_ended: self.all_ended, ..cause }))
+        })
     }
 
     fn become_urgent(&mut self, urgency: Urgency, patience: Duration) {
@@ -210,7 +220,10 @@ impl<R: Ranks> Supervisor<R> {
                 self.ranks.signal(Signal::KILL);
                 (self.urgency, self.deadline) = (Urgency::Killed, R::PATIENCE.map(|patience| Instant::now() + patience));
             }
-            Urgency::Killed => self.ranks.abandon(),
+            Urgency::Killed => {
+                self.all_ended = false;
+                self.ranks.abandon();
+            }
         }
     }
 

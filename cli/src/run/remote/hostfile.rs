@@ -53,6 +53,11 @@ fn parse_line(line: &str) -> Result<Option<Host>, String> {
     }
     // An address may have no brackets here, because no slots follow it.
     let is_address = name.parse::<std::net::Ipv6Addr>().is_ok();
+    if let Some((host, slots)) = name.split_once(':')
+        && slots_of(slots).is_ok()
+    {
+        return Err(format!("{name}: write {host} slots={slots}"));
+    }
     let mut name = if is_address { name.to_owned() } else { name_of(name)? };
     let (mut slots, mut most) = (None, None);
     while let Some(key) = words.next() {
@@ -107,7 +112,7 @@ mod tests {
             ("a\n\n# c\nb 4", 4, "\"4\" has no value"),
             ("a rack=4", 1, "\"rack\" is unknown"),
             ("a slots=8 max_slots=4", 1, "slots=8 is more than max_slots=4"),
-            ("a:4", 1, "in brackets"),
+            ("a:4", 1, "write a slots=4"),
             ("^a", 1, "does not exclude hosts"),
             ("a slots=4096\nb", 2, "more than 4096 slots"),
             ("-oX slots=1", 1, "not the name of a host"),

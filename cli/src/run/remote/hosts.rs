@@ -41,6 +41,9 @@ fn parse_one(item: &str) -> Result<Host, String> {
     if item.is_empty() {
         return Err("a host has no name; write a:4,b:4".to_owned());
     }
+    if item.parse::<std::net::Ipv6Addr>().is_ok() {
+        return Err(format!("{item:?}: write the address in brackets: [{item}]"));
+    }
     let (name, slots) = match item.rsplit_once(':') {
         // The colons of an address are inside its brackets.
         Some((name, slots)) if !slots.ends_with(']') => (name, Some(slots)),
@@ -61,7 +64,10 @@ pub(super) fn name_of(text: &str) -> Result<String, String> {
             ip.parse::<std::net::Ipv6Addr>().map_err(|_| format!("{address} is not an IPv6 address"))?;
             address
         }
-        None if host.contains(':') => return Err(format!("write the address in brackets: [{host}]")),
+        None if host.parse::<std::net::Ipv6Addr>().is_ok() => {
+            return Err(format!("write the address in brackets: [{host}]"));
+        }
+        None if host.contains(':') => return Err(format!("{host:?} is not the name of a host")),
         None => host,
     };
     let is_allowed = |letter: char| letter.is_alphanumeric() || "-_.:%".contains(letter);
@@ -176,7 +182,9 @@ mod tests {
             ("a:4097", "1 to 4096"),
             ("a:4096,b", "more than 4096"),
             (":4", "not the name of a host"),
-            ("fd00::1", "in brackets"),
+            ("fd00::1", "in brackets: [fd00::1]"),
+            ("fd00:213:79::1", "in brackets: [fd00:213:79::1]"),
+            ("a:1:2", "\"a:1\" is not the name of a host"),
             ("[fd00::x]:1", "not an IPv6 address"),
             ("-oProxyCommand=x:1", "not the name of a host"),
             ("-o@a", "not the name of a host"),

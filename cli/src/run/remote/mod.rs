@@ -76,7 +76,7 @@ pub(super) fn launch(args: &Args, hosts: Vec<Host>) -> Result<ExitCode, (u8, Str
     let credentials = Credentials::new().map_err(failed)?;
     let address = address(args, &agents.ssh, &placed).map_err(failed)?;
     let server = TcpStoreServer::bind(address, &credentials.job, Some(credentials.secret));
-    let server = server.map_err(|error| failed(error.to_string()))?;
+    let server = server.map_err(|error| failed(not_served(args, &error)))?;
     let (events, event) = unbounded();
     process::watch_signals(&events).map_err(|error| failed(format!("cannot watch for signals: {error}")))?;
 
@@ -179,6 +179,18 @@ fn address(args: &Args, ssh: &Ssh, placed: &[Placed]) -> Result<SocketAddr, Stri
         }
     }
     Ok(SocketAddr::new(chosen.unwrap_or(IpAddr::from([127, 0, 0, 1])), 0))
+}
+
+/// Says why the store cannot be served where `--address` says.
+fn not_served(args: &Args, error: &kolo::Error) -> String {
+    let (Some(given), kolo::Error::Store { problem, .. }) = (args.address, error) else { return error.to_string() };
+    match problem {
+        kolo::StoreError::PortTaken { holder, .. } => {
+            let holder = holder.as_deref().unwrap_or("another process");
+            format!("--address {given}: the port is taken by {holder}; give another port, or none, and the system chooses one")
+        }
+        problem => format!("--address {given}: {problem}; give an address of this machine"),
+    }
 }
 
 /// How agents are started.
