@@ -30,11 +30,12 @@ const MOST_LINKS: usize = 16;
 /// Returns the lines as text alone.
 pub(super) fn plain(view: &View) -> Vec<String> {
     let text = |line: Line| line.into_iter().map(|(_, text)| text).collect::<String>();
-    lines(view).into_iter().map(|line| text(line).trim_end().to_owned()).collect()
+    lines(view, usize::MAX).into_iter().map(|line| text(line).trim_end().to_owned()).collect()
 }
 
-/// Returns what is shown.
-pub(super) fn lines(view: &View) -> Vec<Line> {
+/// Returns what is shown. In a narrow terminal, the table of the ranks has fewer columns.
+pub(super) fn lines(view: &View, width: usize) -> Vec<Line> {
+    let widths = widths(width);
     let mut hosts: BTreeMap<&str, Vec<&Rank>> = BTreeMap::new();
     view.ranks.iter().for_each(|rank| hosts.entry(&rank.host).or_default().push(rank));
     let size = format!("{} on {}", count(view.world_size, "rank"), count(hosts.len(), "host"));
@@ -47,11 +48,11 @@ pub(super) fn lines(view: &View) -> Vec<Line> {
     waited_for_lines(view, &mut lines);
     let titles = ["rank", "pid", "state", "operation", "since", "op/s", "byte/s", "waits for"];
     lines.push(Vec::new());
-    lines.push(vec![(Style::Faint, columns(&titles, &RANKS))]);
+    lines.push(vec![(Style::Faint, columns(&titles, &widths))]);
     let mut groups: Vec<_> = hosts.into_values().collect();
     groups.sort_by_key(|ranks| ranks[0].rank);
     for ranks in groups {
-        host(view, &ranks, &mut lines);
+        host(view, &ranks, &widths, &mut lines);
     }
     links(view, &mut lines);
     failures(view, &mut lines);
@@ -80,18 +81,42 @@ fn waited_for_lines(view: &View, lines: &mut Vec<Line>) {
     }
 }
 
-/// The widths of the columns of ranks, all but the last.
-const RANKS: [usize; 7] = [6, 9, 9, 34, 9, 10, 12];
+/// The widths of the columns of ranks, with the blanks before them. The last one needs at least as much.
+const RANKS: [usize; 8] = [6, 9, 11, 36, 9, 10, 12, 15];
+const STATE: usize = 2;
+const OPERATION: usize = 3;
+const WAITS_FOR: usize = 7;
 
-fn columns(cells: &[&str], widths: &[usize]) -> String {
-    let mut line = String::new();
-    for (at, cell) in cells.iter().enumerate() {
-        match widths.get(at) {
-            // The numbers are on the right, and texts on the left.
-            Some(width) if at != 2 && at != 3 => line += &format!("{cell:>width$}"),
-            Some(width) => line += &format!("  {:<width$}", shortened(cell, *width)),
-            None => line += &format!("  {cell}"),
+/// The least width of the operation, and the columns that a narrow terminal lacks, the first one first:
+/// bytes, the process, operations.
+const SHORT_OPERATION: usize = 20;
+const OPTIONAL: [usize; 3] = [6, 1, 5];
+
+/// Returns the widths of the columns in a terminal; `None` for those that it lacks.
+fn widths(terminal: usize) -> [Option<usize>; RANKS.len()] {
+    let mut widths = RANKS.map(Some);
+    widths[OPERATION] = Some(SHORT_OPERATION);
+    let needed = |widths: &[Option<usize>; RANKS.len()]| widths.iter().flatten().sum::<usize>();
+    for at in OPTIONAL {
+        if needed(&widths) > terminal {
+            widths[at] = None;
         }
+    }
+    let free = terminal.saturating_sub(needed(&widths));
+    widths[OPERATION] = Some(RANKS[OPERATION].min(SHORT_OPERATION.saturating_add(free)));
+    widths
+}
+
+fn columns(cells: &[&str; RANKS.len()], widths: &[Option<usize>; RANKS.len()]) -> String {
+    let mut line = String::new();
+    for (at, (cell, width)) in cells.iter().zip(widths).enumerate() {
+        let Some(width) = width else { continue };
+        // The numbers are on the right, and texts on the left.
+        line += &match at {
+            STATE | OPERATION => format!("  {:<width$}", shortened(cell, width - 2), width = width - 2),
+            WAITS_FOR => format!("  {cell}"),
+            _ => format!("{cell:>width$}"),
+        };
     }
     line
 }
@@ -103,7 +128,7 @@ fn shortened(text: &str, width: usize) -> String {
     }
 }
 
-fn host(view: &View, ranks: &[&Rank], lines: &mut Vec<Line>) {
+fn host(view: &View, ranks: &[&Rank], widths: &[Option<usize>; RANKS.len()], lines: &mut Vec<Line>) {
     lines.push(vec![(Style::Heading, ranks[0].host.clone())]);
     for rank in ranks {
         let is_waited_for = view.waited_for.iter().any(|waited| waited.rank == rank.rank);
@@ -131,7 +156,7 @@ fn host(view: &View, ranks: &[&Rank], lines: &mut Vec<Line>) {
             &shown(sum(|comm| comm.bytes_per_s).map(|rate| show_bytes(rate as u64))),
             &if rank.waits_for.is_empty() { String::new() } else { show_ranks(&rank.waits_for) },
         ];
-        lines.push(vec![(style, columns(&cells.map(|cell: &str| cell), &RANKS))]);
+        lines.push(vec![(style, columns(&cells.map(|cell: &str| cell), widths))]);
     }
 }
 
@@ -264,7 +289,7 @@ mod tests {
         state.hear(2, now, Err(Silence::Stopped));
         let view = View::new(&state, now + Duration::from_secs(1));
         let bad: Vec<String> =
-            lines(&view).into_iter().flatten().filter(|(style, _)| *style == Style::Bad).map(|(_, text)| text).collect();
+            lines(&view, 120).into_iter().flatten().filter(|(style, _)| *style == Style::Bad).map(|(_, text)| text).collect();
         assert_eq!(bad[0], "rank 2 is waited for");
         assert_eq!(bad[1].trim(), "its process is stopped");
         assert!(bad[2].contains("4102") && bad[2].contains("stopped") && bad[2].contains("1.0 s"), "{bad:?}");
@@ -273,6 +298,31 @@ mod tests {
         assert!(text.contains("all_reduce #7 float32 25 MiB") || text.contains("all_reduce #7 f32 25 MiB"), "{text}");
         let row = text.lines().find(|line| line.contains("tcp")).unwrap();
         assert_eq!(row.split_whitespace().collect::<Vec<_>>(), ["0", "1", "tcp", "-", "-", "180.0", "us", "2"]);
+    }
+
+    #[test]
+    fn a_narrow_terminal_shows_whole_columns_and_who_is_waited_for() {
+        let mut state = state(2);
+        let now = Instant::now();
+        for (rank, seq) in [(0, 7), (1, 6)] {
+            let running = if rank == 0 { vec![all_reduce(7, Duration::from_secs(3))] } else { Vec::new() };
+            state.hear(rank, now, Ok(snapshot(rank, vec![Communicator { totals: totals(seq), ..comm(rank, 2, seq, running) }])));
+        }
+        let view = View::new(&state, now + Duration::from_secs(1));
+        for (terminal, lacks) in
+            [(200, vec![]), (92, vec![]), (80, vec!["byte/s"]), (79, vec!["byte/s", "pid"]), (61, vec!["byte/s", "pid", "op/s"])]
+        {
+            let lines: Vec<String> = lines(&view, terminal)
+                .into_iter()
+                .map(|line| line.into_iter().map(|(_, text)| text).collect::<String>())
+                .collect();
+            let title = lines.iter().find(|line| line.contains("since")).unwrap();
+            for name in ["rank", "pid", "state", "operation", "since", "op/s", "byte/s", "waits for"] {
+                assert_eq!(title.contains(name), !lacks.contains(&name), "{name} at {terminal}: {title}");
+            }
+            let row = lines.iter().find(|line| line.contains("all_reduce #7") && line.contains("rank 1")).unwrap();
+            assert!(row.len() <= terminal + "…".len(), "{row}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use ratatui::buffer::Buffer;
 use ratatui::style::{Color, Modifier};
 
 use super::sample::{all_reduce, comm, link, snapshot, state, totals};
-use super::screen::draw;
+use super::screen::{Scroll, draw};
 use super::state::State;
 use super::view::View;
 
@@ -45,7 +45,7 @@ fn drawn() -> Buffer {
     let heard = state.ranks[5].last.as_ref().expect("every rank has answered").0;
     let view = View::new(&state, heard + Duration::from_millis(1520));
     let mut terminal = Terminal::new(TestBackend::new(SIZE.0, SIZE.1)).unwrap();
-    terminal.draw(|frame| draw(frame, &view, &mut 0)).unwrap();
+    terminal.draw(|frame| draw(frame, &view, &mut Scroll::default())).unwrap();
     terminal.backend().buffer().clone()
 }
 

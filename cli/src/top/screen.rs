@@ -38,7 +38,7 @@ pub(super) fn show(poll: &Poll, interval: Duration) -> Result<(), String> {
     let (signals, signal) = unbounded();
     process::watch_signals(&signals).map_err(|error| format!("cannot watch for signals: {error}"))?;
     let mut terminal = Terminal::take()?;
-    let mut scroll = 0;
+    let mut scroll = Scroll::default();
     let last = loop {
         let view = View::new(&poll.state(), Instant::now());
         let drawn = terminal.0.draw(|frame| draw(frame, &view, &mut scroll));
@@ -59,7 +59,7 @@ pub(super) fn show(poll: &Poll, interval: Duration) -> Result<(), String> {
 }
 
 /// Waits until it is time to draw again. Returns whether the program is to end.
-fn wait_for_key(next: Instant, signal: &Receiver<process::Event>, scroll: &mut u16) -> Result<bool, String> {
+fn wait_for_key(next: Instant, signal: &Receiver<process::Event>, scroll: &mut Scroll) -> Result<bool, String> {
     let unread = |error: std::io::Error| format!("the terminal cannot be read: {error}");
     loop {
         if signal.try_iter().any(|event| matches!(event, process::Event::Signalled(signal) if signal.ends())) {
@@ -90,30 +90,45 @@ fn wait_for_key(next: Instant, signal: &Receiver<process::Event>, scroll: &mut u
     }
 }
 
-/// Returns the first line that is shown after a key.
-fn moved(from: u16, key: KeyCode) -> Option<u16> {
-    const PAGE: u16 = 10;
-    Some(match key {
-        KeyCode::Up => from.saturating_sub(1),
-        KeyCode::Down => from.saturating_add(1),
-        KeyCode::PageUp => from.saturating_sub(PAGE),
-        KeyCode::PageDown => from.saturating_add(PAGE),
-        KeyCode::Home => 0,
-        KeyCode::End => u16::MAX,
-        _ => return None,
-    })
+/// The first line and the first column that are shown.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Scroll {
+    line: u16,
+    column: u16,
 }
 
-/// Draws the view from line `scroll` on, which is corrected if there are fewer.
-pub(super) fn draw(frame: &mut Frame<'_>, view: &View, scroll: &mut u16) {
+/// Returns what is shown after a key.
+fn moved(from: Scroll, key: KeyCode) -> Option<Scroll> {
+    const PAGE: u16 = 10;
+    let Scroll { line, column } = from;
+    let down = |line: u16| Some(Scroll { line, column });
+    let right = |column: u16| Some(Scroll { line, column });
+    match key {
+        KeyCode::Up => down(line.saturating_sub(1)),
+        KeyCode::Down => down(line.saturating_add(1)),
+        KeyCode::PageUp => down(line.saturating_sub(PAGE)),
+        KeyCode::PageDown => down(line.saturating_add(PAGE)),
+        KeyCode::Home => Some(Scroll::default()),
+        KeyCode::End => down(u16::MAX),
+        KeyCode::Left => right(column.saturating_sub(PAGE)),
+        KeyCode::Right => right(column.saturating_add(PAGE)),
+        _ => None,
+    }
+}
+
+/// Draws a part of the view. `scroll` is corrected if there are fewer lines or columns.
+pub(super) fn draw(frame: &mut Frame<'_>, view: &View, scroll: &mut Scroll) {
     let [body, foot] = Layout::vertical([Constraint::Min(1), Constraint::Length(1)]).areas(frame.area());
     let span = |(style, text): (Style, String)| Span::styled(text, looks(style));
-    let rows: Vec<Row<'_>> = lines(view).into_iter().map(|line| line.into_iter().map(span).collect()).collect();
-    let most = u16::try_from(rows.len()).unwrap_or(u16::MAX).saturating_sub(body.height);
-    *scroll = (*scroll).min(most);
-    frame.render_widget(Paragraph::new(Text::from(rows)).scroll((*scroll, 0)), body);
+    let rows: Vec<Row<'_>> =
+        lines(view, body.width.into()).into_iter().map(|line| line.into_iter().map(span).collect()).collect();
+    let beyond = |all: usize, shown: u16| u16::try_from(all).unwrap_or(u16::MAX).saturating_sub(shown);
+    let most = beyond(rows.len(), body.height);
+    scroll.line = scroll.line.min(most);
+    scroll.column = scroll.column.min(beyond(rows.iter().map(Row::width).max().unwrap_or(0), body.width));
+    frame.render_widget(Paragraph::new(Text::from(rows)).scroll((scroll.line, scroll.column)), body);
     let more = if most > 0 {
-        format!("   lines {} to {} of {}", *scroll + 1, *scroll + body.height, most + body.height)
+        format!("   lines {} to {} of {}", scroll.line + 1, scroll.line + body.height, most + body.height)
     } else {
         String::new()
     };
