@@ -68,13 +68,16 @@ pub(crate) fn bench(args: &Args) -> Result<(), String> {
 fn bench_typed<T: Pattern>(args: &Args, comm: &Communicator) -> kolo::Result<Report> {
     let mut report = Report::new(args, comm);
     let is_rank_0 = comm.rank() == 0;
-    let sizes = args.sizes();
-    let plans: Vec<Plan> = sizes.iter().map(|&bytes| Plan::new::<T>(args, comm.world_size(), bytes)).collect();
+    let mut plans: Vec<Plan> = args.sizes().into_iter().map(|bytes| Plan::new::<T>(args, comm.world_size(), bytes)).collect();
+    if args.sizes.is_empty() {
+        // Sizes that become one when they are rounded to whole elements.
+        plans.dedup_by_key(|plan| plan.bytes);
+    }
     let mut memory = measure::Memory::<T>::new(comm, &plans, args)?;
     if is_rank_0 {
         table::head(&report, args);
     }
-    let bar = progress_bar(sizes.len(), is_rank_0);
+    let bar = progress_bar(plans.len(), is_rank_0);
     for plan in &plans {
         bar.set_message(units::show_bytes(plan.bytes));
         let mut figures = Figures::default();

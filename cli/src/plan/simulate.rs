@@ -20,10 +20,10 @@ pub(super) struct SimulateArgs {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "1")]
     pub(super) racks: u32,
     /// How many times the bandwidth of a rack's uplink its hosts have together [default: 1]
-    #[arg(long, value_parser = factor)]
+    #[arg(long, requires = "racks", value_parser = factor)]
     oversubscription: Option<f64>,
     /// How much longer a message between racks takes [default: 0s]
-    #[arg(long, value_parser = duration)]
+    #[arg(long, requires = "racks", value_parser = duration)]
     rack_latency: Option<Duration>,
     /// A rank that calls later than the others: 3:5ms; can be given several times
     #[arg(long, requires = "simulate", value_name = "RANK:TIME", value_parser = straggler)]
@@ -50,7 +50,7 @@ pub(super) struct SimulateArgs {
     #[arg(long, requires = "simulate")]
     pub(super) json: bool,
     /// Draw times against ranks to this folder, for 2 to RANKS ranks, and print which algorithm wins
-    #[arg(long, requires = "simulate", value_name = "FOLDER")]
+    #[arg(long, requires = "simulate", conflicts_with = "json", value_name = "FOLDER")]
     pub(super) plots: Option<std::path::PathBuf>,
 }
 
@@ -70,6 +70,10 @@ impl SimulateArgs {
     pub(super) fn in_racks(&self, layout: Layout, model: &mut CostModel, is_measured: bool) -> Result<Layout, String> {
         if self.racks as usize > layout.hosts {
             return Err(format!("{} hosts cannot be in {} racks", layout.hosts, self.racks));
+        }
+        if self.racks > 1 && self.racks as usize == layout.hosts {
+            let why = "each host would be alone in its rack, and to a job that is the same as no racks; give fewer";
+            return Err(format!("{} hosts in {} racks: {why}", layout.hosts, self.racks));
         }
         let layout = layout.in_racks(self.racks as usize);
         if let Some(longer) = self.rack_latency {

@@ -61,6 +61,9 @@ pub(crate) fn trace(args: &Args) -> Result<(), String> {
 fn all_files(given: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
     let mut files = Vec::new();
     for path in given {
+        if !path.exists() {
+            return Err(format!("{} does not exist", path.display()));
+        }
         if !path.is_dir() {
             files.push(path.clone());
             continue;
