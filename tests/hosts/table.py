@@ -4,6 +4,7 @@
     tests/hosts/table.py choice    every algorithm by size, and how much slower than the best the chosen one is
     tests/hosts/table.py peers     kolo beside Open MPI and Gloo, in turns
     tests/hosts/table.py racks     kolo without and with the topology, in turns (RACKS=2 UPLINK=200mbit)
+    tests/hosts/table.py predictions   `kolo plan --simulate` beside every algorithm, measured in two halves
 
 Each line gives medians of the rounds, in microseconds. The hosts are namespaces of this machine, so
 their ranks share its processors: figures compare only within one run.
@@ -101,6 +102,67 @@ def racks(args, hosts, each):
             ratio = statistics.median(a / b for a, b in zip(without, known))
             figures = [f"{names[size, one]} {statistics.median(times[size, one]):.0f}" for one in ("none", "known")]
             print(f"{hosts}x{each} {op:14} {size:>9}  {'  '.join(figures)}  without/with {ratio:.2f}", flush=True)
+
+
+def rate():
+    """The payload that a link carries, in GB/s: 94.8 % of its rate, the rest is headers."""
+    text = os.environ.get("RATE", "1gbit")
+    factor = {"gbit": 1.0, "mbit": 1e-3}.get(text.lstrip("0123456789."))
+    if factor is None:
+        sys.exit(f"table.py: predictions need links of known speed, and RATE is {text}")
+    return float(text.rstrip("gmbit")) * factor * 0.948 / 8
+
+
+def latency(args):
+    """The latency between two hosts in microseconds: recursive doubling of 8 B between two ranks is one exchange."""
+    bed("up", 2)
+    try:
+        short = argparse.Namespace(**{**vars(args), "sizes": "8", "iters": 30})
+        return statistics.median(bench(short, 1, "all_reduce", "recursive-doubling")[8][0] for _ in range(args.rounds))
+    finally:
+        bed("down")
+
+
+def simulated(args, op, size, ranks, hosts, latency_us):
+    """The times that `kolo plan` predicts, in microseconds by algorithm."""
+    # About as many calls in a row as `kolo bench` makes: the burst of a link counts only for the first ones.
+    calls = 200 if size <= 64 << 10 else 20
+    words = [args.kolo, "plan", op, "--bytes", str(size), "-n", str(ranks), "--hosts", str(hosts), "--simulate", "--json"]
+    words += ["--latency", f"{latency_us:.1f}us", "--bandwidth", f"{rate():.5f}", "--overhead", args.overhead or f"{latency_us / 2:.1f}us"]
+    words += ["--burst", "128K", "--processors", str(os.cpu_count()), "--calls", str(calls)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"table.py: kolo plan: {done.stderr.strip()}")
+    rows = json.loads(done.stdout)["algorithms"]
+    return {row["algorithm"].split(" ")[0]: row["simulated_s"] * 1e6 for row in rows if row["simulated_s"]}
+
+
+def predictions(args, hosts, each, latency_us):
+    """Returns, for each cell, what was simulated and what the second half of the rounds took, by the first half."""
+    cells = []
+    for op in args.ops:
+        algorithms = [one for one in ALGORITHMS if forced(args, op, one, hosts * each, hosts)]
+        times = {}
+        for turn in range(2 * args.rounds):
+            for algorithm in algorithms:
+                for size, (time, name) in bench(args, each, op, algorithm).items():
+                    if name.split(" ")[0] == algorithm:
+                        times.setdefault((algorithm, size), ([], []))[turn % 2].append(time)
+        found = {}
+        for (algorithm, size), halves in times.items():
+            first, second = map(statistics.median, halves)
+            if size not in found:
+                found[size] = simulated(args, op, size, hosts * each, hosts, latency_us)
+            if algorithm in found[size]:
+                measured = statistics.median(halves[0] + halves[1])
+                cell = (found[size][algorithm] / measured, second / first)
+                cells.append(cell)
+                print(
+                    f"{hosts}x{each} {op:14} {algorithm:20} {size:>9}  measured {measured:.0f}  "
+                    f"simulated/measured {cell[0]:.2f}  again/first {cell[1]:.2f}",
+                    flush=True,
+                )
+    return cells
 
 
 class Contestant:
@@ -224,7 +286,7 @@ def peers(args, hosts, each):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["choice", "peers", "racks"])
+    parser.add_argument("what", choices=["choice", "peers", "racks", "predictions"])
     parser.add_argument("--kolo", default="target/release/kolo")
     parser.add_argument("--layouts", default="2x1,2x2,4x1,4x2", help="hosts x ranks on each")
     parser.add_argument("--ops", default=",".join(OPS), type=lambda text: text.split(","), help="those of MPI and Gloo, for peers")
@@ -233,9 +295,13 @@ def main():
     parser.add_argument("--sizes", default="8,64K,1M,8M")
     parser.add_argument("--rounds", default=3, type=int)
     parser.add_argument("--iters", default=3, type=int)
+    parser.add_argument("--overhead", help="processor time of a message at either end, for predictions; default: half the latency")
     parser.add_argument("--check", action="store_true", help="check the results too")
     args = parser.parse_args()
-    worst = []
+    worst, cells = [], []
+    latency_us = latency(args) if args.what == "predictions" else None
+    if latency_us:
+        print(f"# latency {latency_us:.1f} us, {rate():.4f} GB/s", flush=True)
     for layout in args.layouts.split(","):
         hosts, each = map(int, layout.split("x"))
         bed("up", hosts)
@@ -244,10 +310,15 @@ def main():
                 peers(args, hosts, each)
             elif args.what == "racks":
                 racks(args, hosts, each)
+            elif args.what == "predictions":
+                cells += predictions(args, hosts, each, latency_us)
             else:
                 worst += choice(args, hosts, each)
         finally:
             bed("down")
+    if cells:
+        near = [sum(1 / 1.1 <= ratio <= 1.1 for ratio in ratios) for ratios in zip(*cells)]
+        print(f"# of {len(cells)}, {near[0]} predictions are within 10 %, and {near[1]} measurements within 10 % of the first")
     if args.what != "choice":
         return
     worst.sort(reverse=True)
