@@ -801,7 +801,11 @@ mod plan {
             ("--straggler", "16:1s", "only 16 ranks"),
             ("--straggler", "1", "write 3:5ms"),
             ("--racks", "9", "cannot be in 9 racks"),
+            ("--racks", "8", "alone in its rack"),
             ("--oversubscription", "0", "a factor"),
+            ("--oversubscription", "4", "--racks"),
+            ("--rack-latency", "1us", "--racks"),
+            ("--plots", "--json", "cannot be used with"),
         ] {
             let (_, err) = failed(&with(&[option, value]));
             assert!(err.contains(hint), "{option} {value}: {err}");

@@ -296,6 +296,8 @@ fn hosts_that_cannot_start_ranks_are_named() {
             &["host a: the working directory /no/folder is not there", "--directory"],
         ),
         (&["--hosts", "a", "--address", "0.0.0.0"], &["give the address that the hosts connect to"]),
+        (&["--hosts", "a", "--address", "192.0.2.1"], &["--address 192.0.2.1: ", "give an address of this machine"]),
+        (&["-n", "1", "--address", "127.0.0.1"], &["--address needs --hosts or --hostfile"]),
     ] {
         // A job never starts in part: the rank would leave a file.
         let mut command = bed.run(&[]);

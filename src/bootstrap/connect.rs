@@ -49,6 +49,15 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let tls = start.settings.tls.clone().map(|files| load_tls(start, files)).transpose()?;
     let Membership { endpoint: Endpoint { listener, mailbox, board }, identity, peers, settings } =
         rendezvous::gather_members(start, chosen.ip, began)?;
+    if let Some(hidden) = peers.iter().find(|peer| peers[start.rank].cannot_reach(peer)) {
+        let PeerInfo { rank, host, address, .. } = hidden;
+        tracing::warn!(
+            rank,
+            host,
+            address = %address.ip(),
+            "a rank on another host advertises a loopback address; check KOLO_INTERFACE, KOLO_RAILS and KOLO_STORE there"
+        );
+    }
     let members = peers.iter().map(|peer| Member { host: peer.host.as_str().into(), pid: peer.pid }).collect::<Vec<_>>();
     let candidates = candidates(&peers, start.rank, settings.transport);
     let run = peers.iter().fold(0, |run, peer| mix(run, peer.instance));

@@ -122,6 +122,18 @@ impl PeerInfo {
         self.machine.rsplit_once(' ').map(|(machine, _)| machine)
     }
 
+    /// Returns whether the other rank advertises only a loopback address, on another host. Where the system does
+    /// not tell hosts apart, it counts as this host.
+    pub(crate) fn cannot_reach(&self, other: &PeerInfo) -> bool {
+        // Linux: the running kernel and the network namespace.
+        let host = |one: &PeerInfo| {
+            let mut words = one.machine()?.split(' ').map(str::to_owned);
+            Some([words.next()?, words.next().filter(|network| network.starts_with("net:["))?])
+        };
+        let (Some(mine), Some(theirs)) = (host(self), host(other)) else { return false };
+        mine != theirs && other.address.ip().is_loopback() && !self.has_rails_to(other)
+    }
+
     /// Returns the other rank's process, if this one can see it. The declared hosts do not matter.
     pub(crate) fn sees(&self, other: &PeerInfo) -> Option<Process> {
         let is_same_machine = self.machine().is_some() && self.machine() == other.machine();
@@ -143,18 +155,6 @@ impl PeerInfo {
                 my_rank: self.rank,
                 mine: self.world_size,
             });
-        }
-        if let (Some(mine), Some(theirs)) = (self.machine(), other.machine())
-            && mine != theirs
-            && let Some(hidden) = [self, other].into_iter().find(|one| one.address.ip().is_loopback())
-        {
-            let why = format!(
-                "rank {} ({}) can be reached only inside its host, at {}; check KOLO_INTERFACE and KOLO_RAILS there",
-                hidden.rank,
-                hidden.host,
-                hidden.address.ip()
-            );
-            return Some(Error::Unsupported { what: "a job on several hosts", why });
         }
         (other.encrypts != self.encrypts).then(|| {
             let (with, without) = if self.encrypts { (self, other) } else { (other, self) };
@@ -214,24 +214,31 @@ mod tests {
 
     #[test]
     fn a_rank_on_another_host_is_not_reached_on_loopback() {
-        let at = |rank: Rank, machine: &str, ip: &str| {
-            let address = format!("{ip}:4000").parse().unwrap();
-            PeerInfo { machine: machine.to_owned(), address, more_rails: Vec::new(), ..sample(rank) }
+        let at = |machine: &str, ip: &str, rails: &[&str]| {
+            let address = |ip: &&str| format!("{ip}:4000").parse().unwrap();
+            PeerInfo {
+                machine: machine.to_owned(),
+                address: address(&ip),
+                more_rails: rails.iter().map(address).collect(),
+                ..sample(1)
+            }
         };
-        let zero = at(0, "one host", "10.0.0.1");
-        for (other, hidden) in [
-            (at(1, "one other", "127.0.0.1"), None),
-            (at(1, "two host", "10.0.0.2"), None),
-            (at(1, "", "127.0.0.1"), None),
-            (at(1, "two host", "127.0.0.1"), Some("rank 1")),
+        let mine = at("boot1 net:[1] declared", "10.0.0.1", &[]);
+        for (other, expected) in [
+            (at("boot1 net:[1] other", "127.0.0.1", &[]), false),
+            (at("boot1 net:[1] /folder other", "127.0.0.1", &[]), false),
+            (at("boot2 net:[1] other", "10.0.0.2", &[]), false),
+            (at("boot2 net:[1] other", "127.0.0.1", &[]), true),
+            (at("boot1 net:[2] other", "127.0.0.1", &[]), true),
+            // A machine that is unknown, and those of macOS and Windows.
+            (at("", "127.0.0.1", &[]), false),
+            (at("boot2 /Users/one other", "127.0.0.1", &[]), false),
+            (at("boot2 1 S-1-5 other", "127.0.0.1", &[]), false),
         ] {
-            let error = zero.disagreement(&other).map(|error| error.to_string());
-            assert_eq!(error.is_some(), hidden.is_some(), "{error:?}");
-            assert!(error.is_none_or(|error| error.contains("rank 1 (node7)") && error.contains("KOLO_INTERFACE")));
+            assert_eq!(mine.cannot_reach(&other), expected, "{other:?}");
         }
-        let alone = at(0, "one host", "127.0.0.1");
-        let error = alone.disagreement(&at(1, "two host", "10.0.0.2")).unwrap().to_string();
-        assert!(error.contains("rank 0"), "{error}");
+        let with_rails = at("boot1 net:[1] declared", "127.0.0.1", &["10.0.0.1"]);
+        assert!(!with_rails.cannot_reach(&at("boot2 net:[1] other", "127.0.0.1", &["10.0.0.2"])));
     }
 
     #[test]

@@ -78,7 +78,7 @@ pub enum Cause {
     #[error("lost its connection: {0}")]
     Broken(io::ErrorKind),
     /// No connection to it could be made.
-    #[error("cannot be reached at {address}: {kind}")]
+    #[error("cannot be reached at {address}: {kind}{}", advice(address))]
     Unreachable {
         /// Its address.
         address: String,
@@ -144,6 +144,14 @@ pub struct CallMismatch {
     /// Whether equally many ranks are known to have made each of the two calls. Then either may be
     /// the wrong one.
     pub is_tie: bool,
+}
+
+/// What to check if a rank advertises an address that no other host can reach.
+fn advice(address: &str) -> &'static str {
+    match address.parse::<std::net::SocketAddr>() {
+        Ok(address) if address.ip().is_loopback() => "; if it is on another host, check KOLO_INTERFACE there",
+        _ => "",
+    }
 }
 
 fn did(last_seq: u64) -> String {

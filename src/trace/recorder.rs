@@ -130,7 +130,7 @@ impl Recorder {
     }
 
     /// Adds a line to the launcher's file, if there is one and it does not end with that line: the
-    /// run, this rank, and the rank that a failure names. By the run and the ranks, the launcher
+    /// run, this rank and the number of ranks, and the rank that a failure names. By the run and the ranks, the launcher
     /// knows which of its own ranks they are.
     fn tell_launcher(&self, culprit: Told) {
         let Some((file, told)) = &self.failures else { return };
@@ -139,8 +139,10 @@ impl Recorder {
             return;
         }
         *told = Some(culprit);
-        let RankOfJob { run, rank, .. } = &self.who;
-        let line = culprit.map_or_else(|| format!("{run:x} {rank}\n"), |culprit| format!("{run:x} {rank} {culprit}\n"));
+        let RankOfJob { run, rank, members, .. } = &self.who;
+        let size = members.len();
+        let named = culprit.map_or_else(String::new, |culprit| format!(" {culprit}"));
+        let line = format!("{run:x} {rank}/{size}{named}\n");
         // One call for the line, because other processes may write to the file.
         let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
         if let Err(error) = opened.and_then(|mut opened| opened.write_all(line.as_bytes())) {

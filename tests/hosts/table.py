@@ -4,7 +4,7 @@
     tests/hosts/table.py choice    every algorithm by size, and how much slower than the best the chosen one is
     tests/hosts/table.py peers     kolo beside Open MPI and Gloo, in turns
     tests/hosts/table.py racks     kolo without and with the topology, in turns (RACKS=2 UPLINK=200mbit)
-    tests/hosts/table.py predictions   `kolo plan --simulate` beside every algorithm, measured in two halves
+    tests/hosts/table.py predictions   `kolo plan --simulate` beside every algorithm, which is measured twice
 
 Each line gives medians of the rounds, in microseconds. The hosts are namespaces of this machine, so
 their ranks share its processors: figures compare only within one run.
@@ -138,7 +138,7 @@ def simulated(args, op, size, ranks, hosts, latency_us):
 
 
 def predictions(args, hosts, each, latency_us):
-    """Returns, for each cell, what was simulated and what the second half of the rounds took, by the first half."""
+    """Returns for each cell the ratios of what was simulated to what was measured, and of every second round to the others."""
     cells = []
     for op in args.ops:
         algorithms = [one for one in ALGORITHMS if forced(args, op, one, hosts * each, hosts)]

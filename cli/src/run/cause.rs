@@ -11,8 +11,6 @@ use super::process;
 pub(super) struct Cause {
     pub(super) rank: FailedRank,
     pub(super) names: Option<usize>,
-    /// Whether all ranks are known to have ended.
-    pub(super) all_ended: bool,
 }
 
 /// A rank of a job.
@@ -62,7 +60,7 @@ pub(super) fn cause(failed: &[FailedRank], names: &Names) -> Option<Cause> {
     let killed = causes.iter().copied().find(|failed| failed.was_killed());
     let rank = killed.or(causes.first().copied()).or(latest.and_then(named))?;
     let name = name_of(rank).filter(|name| named(name).is_none());
-    Some(Cause { rank: rank.clone(), names: name.map(|name| name.rank), all_ended: true })
+    Some(Cause { rank: rank.clone(), names: name.map(|name| name.rank) })
 }
 
 #[cfg(all(test, unix))]

@@ -2,7 +2,7 @@
 //!
 //! The launcher names a file for each rank. There every kolo job of the rank's process, and of the
 //! processes that it starts, adds a line when it opens a communicator and when one fails: the run,
-//! its rank, and the rank that the failure names. A job of the launcher's ranks has lines in the
+//! its rank and the number of ranks, and the rank that the failure names. A job of the launcher's ranks has lines in the
 //! files of several ranks. A job inside one rank has lines in the file of that rank only.
 
 use std::collections::{BTreeMap, HashMap};
@@ -34,6 +34,8 @@ pub(super) struct Report {
 struct Entry {
     run: u64,
     rank: usize,
+    /// The number of ranks of the run. Older versions of kolo do not write it.
+    size: Option<usize>,
     culprit: Option<usize>,
 }
 
@@ -41,9 +43,11 @@ impl Entry {
     fn parse(line: &str) -> Option<Entry> {
         let mut words = line.split(' ');
         let run = u64::from_str_radix(words.next()?, 16).ok()?;
-        let rank = words.next()?.parse().ok()?;
+        let rank = words.next()?;
+        let (rank, size) = rank.split_once('/').map_or((rank, None), |(rank, size)| (rank, Some(size)));
+        let (rank, size) = (rank.parse().ok()?, size.map(str::parse).transpose().ok()?);
         let culprit = words.next().map(str::parse).transpose().ok()?;
-        Some(Entry { run, rank, culprit })
+        Some(Entry { run, rank, size, culprit })
     }
 }
 
@@ -104,8 +108,8 @@ impl FailureFolder {
     }
 }
 
-/// Returns which rank the failure of each rank names. The last line of a file counts.
-pub(super) fn names(reports: &BTreeMap<usize, Report>) -> Names {
+/// Returns which rank the failure of each rank names, among so many ranks. The last line of a file counts.
+pub(super) fn names(reports: &BTreeMap<usize, Report>, ranks: usize) -> Names {
     let mut last = Vec::new();
     let mut launched = HashMap::new();
     for (&rank, report) in reports {
@@ -113,11 +117,14 @@ pub(super) fn names(reports: &BTreeMap<usize, Report>) -> Names {
         launched.extend(entries.iter().map(|entry| ((entry.run, entry.rank), rank)));
         last.extend(entries.into_iter().last().map(|entry| (rank, entry, report.written)));
     }
-    // If a rank has no file, its host may be gone. Then its number counts, if the run has the launcher's numbers.
+    // If a rank has no file, its host may be gone. Then its number counts, if the run has the launcher's ranks.
     let is_launchers = |run: u64| launched.iter().filter(|((other, _), _)| *other == run).all(|((_, rank), by)| rank == by);
     let name = |(by, entry, written): (usize, Entry, SystemTime)| {
         let culprit = entry.culprit?;
-        let without_file = || (!reports.contains_key(&culprit) && is_launchers(entry.run)).then_some(culprit);
+        let without_file = || {
+            let is_job = entry.size == Some(ranks) && culprit < ranks && is_launchers(entry.run);
+            (is_job && !reports.contains_key(&culprit)).then_some(culprit)
+        };
         let rank = launched.get(&(entry.run, culprit)).copied().or_else(without_file)?;
         (rank != by).then_some((by, Name { rank, written }))
     };
@@ -139,7 +146,7 @@ mod tests {
         let folder = FailureFolder::new(&format!("test-{test}-{}", std::process::id())).unwrap();
         files.iter().enumerate().for_each(|(rank, text)| std::fs::write(folder.file(rank), text).unwrap());
         let reports = (0..RANKS).filter_map(|rank| Some((rank, folder.report(rank)?))).collect();
-        let names = super::names(&reports);
+        let names = super::names(&reports, RANKS);
         std::array::from_fn(|rank| names.get(&rank).map(|name| name.rank))
     }
 
@@ -162,18 +169,23 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_without_a_file_is_named_if_the_run_has_the_launchers_numbers() {
+    fn a_rank_without_a_file_is_named_if_the_run_has_the_launchers_ranks() {
         let reports = |files: &[(usize, &str)]| {
             let report = |text: &str| Report { text: text.to_owned(), written: SystemTime::UNIX_EPOCH };
             let reports = files.iter().map(|&(rank, text)| (rank, report(text))).collect();
-            let mut names: Vec<_> = super::names(&reports).into_iter().map(|(by, name)| (by, name.rank)).collect();
+            let mut names: Vec<_> = super::names(&reports, 3).into_iter().map(|(by, name)| (by, name.rank)).collect();
             names.sort_unstable();
             names
         };
-        assert_eq!(reports(&[(0, "a 0\na 0 1\n"), (2, "a 2\na 2 1\n")]), [(0, 1), (2, 1)]);
-        // A run with other numbers, and one inside rank 0.
-        assert_eq!(reports(&[(0, "a 2\na 2 1\n"), (2, "a 0\n")]), []);
-        assert_eq!(reports(&[(0, "b 0\nb 1\nb 0 3\n"), (2, "a 2\n")]), []);
+        assert_eq!(reports(&[(0, "a 0/3\na 0/3 1\n"), (2, "a 2/3\na 2/3 1\n")]), [(0, 1), (2, 1)]);
+        assert_eq!(reports(&[(0, "a 0/3\na 0/3 1\n")]), [(0, 1)]);
+        // A run with other numbers, one inside rank 0, of two of the ranks, of others too, and of unknown size.
+        assert_eq!(reports(&[(0, "a 2/3\na 2/3 1\n"), (2, "a 0/3\n")]), []);
+        assert_eq!(reports(&[(0, "b 0/3\nb 1/3\nb 0/3 2\n")]), []);
+        assert_eq!(reports(&[(0, "a 0/2\na 0/2 1\n")]), []);
+        assert_eq!(reports(&[(0, "a 0/8\na 0/8 5\n"), (1, "a 1/8\n")]), []);
+        assert_eq!(reports(&[(0, "a 0\na 0 1\n")]), []);
+        assert_eq!(reports(&[(0, "a 0/3\na 0/3 3\n")]), []);
     }
 
     #[test]

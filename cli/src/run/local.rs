@@ -108,7 +108,7 @@ impl Ranks for LocalRanks {
 
     fn names(&self) -> Names {
         let ranks = self.first..self.first + self.processes.len();
-        names(&ranks.filter_map(|rank| Some((rank, self.report(rank)?))).collect())
+        names(&ranks.filter_map(|rank| Some((rank, self.report(rank)?))).collect(), self.processes.len())
     }
 }
 

@@ -35,8 +35,8 @@ pub(super) trait Ranks {
 
 /// Why a job ended before its time.
 pub(super) enum Failure {
-    /// The rank that caused the failure.
-    Rank(Cause),
+    /// The rank that caused the failure, and whether every rank is known to have ended.
+    Rank(Cause, bool),
     /// A signal told the launcher to end the job.
     Stopped(Signal),
     /// A rank could not be started.
@@ -46,7 +46,7 @@ pub(super) enum Failure {
 impl Failure {
     fn describe(&self, ranks: usize) -> String {
         match self {
-            Failure::Rank(Cause { rank: FailedRank { member, ending, after }, names, all_ended }) => {
+            Failure::Rank(Cause { rank: FailedRank { member, ending, after }, names }, all_ended) => {
                 let Member { rank, pid, host } = member;
                 let after = after.as_secs_f64();
                 let others = match (ranks > 1, all_ended) {
@@ -70,7 +70,7 @@ impl Failure {
 
     fn exit_code(&self) -> i32 {
         match self {
-            Failure::Rank(cause) => match cause.rank.ending {
+            Failure::Rank(cause, _) => match cause.rank.ending {
                 Ending::Status(status) => process::exit_code(status),
                 Ending::Lost(_) => LAUNCHER_FAILED.into(),
             },
@@ -116,7 +116,7 @@ pub(super) struct Supervisor<R> {
     urgency: Urgency,
     /// When the urgency grows.
     deadline: Option<Instant>,
-    /// Whether every rank is known to have ended, and none was abandoned.
+    /// Whether every rank is known to have ended: none was lost or abandoned.
     all_ended: bool,
 }
 
@@ -154,7 +154,7 @@ impl<R: Ranks> Supervisor<R> {
         let not_started = self.not_started.take().map(Failure::NotStarted);
         stopped.or(not_started).or_else(|| {
             let cause = cause(&self.failed, &self.ranks.names())?;
-            Some(Failure::Rank(Cause { all_ended: self.all_ended, ..cause }))
+            Some(Failure::Rank(cause, self.all_ended))
         })
     }
 
@@ -192,6 +192,7 @@ impl<R: Ranks> Supervisor<R> {
 
     fn lost(&mut self, host: usize, why: &str) {
         for member in self.ranks.lost(host) {
+            self.all_ended = false;
             self.failed(member, Ending::Lost(why.into()));
         }
     }

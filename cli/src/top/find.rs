@@ -38,7 +38,10 @@ fn in_store(args: &Args, url: &str, job: &str) -> Result<Observer, String> {
     let secret = secret.map_err(|error| error.to_string())?;
     let found = Observer::of_store(url, job, secret, deadline).map_err(|error| {
         if let kolo::Error::Store { store, problem: kolo::StoreError::Unreachable { waited, last } } = &error {
-            return format!("the store {store} has not answered within {waited:.1?} ({last}); check the address, and that the job runs");
+            return format!(
+                "the store {store} has not answered within {waited:.1?} ({last}); check the address. A store that rank 0 serves, or a \
+                 file, ends after the rendezvous; for such a job, set KOLO_TOP_DIR for the ranks and for kolo top"
+            );
         }
         format!(
             "{error}\nkolo top needs the secret and the job's name that the ranks have (--secret-file, --job). A store that rank 0 \

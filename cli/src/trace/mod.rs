@@ -61,7 +61,7 @@ pub(crate) fn trace(args: &Args) -> Result<(), String> {
 fn all_files(given: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
     let mut files = Vec::new();
     for path in given {
-        if !path.exists() {
+        if matches!(path.try_exists(), Ok(false)) {
             return Err(format!("{} does not exist", path.display()));
         }
         if !path.is_dir() {

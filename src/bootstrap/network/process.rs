@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::lent::LentRegions;
 use super::mailbox::{CHECK_INTERVAL, Mailbox};
+use super::rails;
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::listener::handshake::{Hello, Purpose, Refusal};
 use crate::bootstrap::listener::{Connector, DialError, Listener, Stream, Target};
@@ -133,15 +134,10 @@ impl Network {
         self.links.tls.is_none() && self.peers[self.rank].has_rails_to(&self.peers[to])
     }
 
-    /// Returns what links to a rank are made of, and with rails the interfaces of this rank that they use.
+    /// Returns what links to a rank are made of, and with rails their ends.
     pub(crate) fn kind_of_links(&self, to: Rank) -> String {
         let kind = self.links.kind();
-        if !self.has_rails(to) {
-            return kind;
-        }
-        let [own, _] = self.peers[self.rank].rails_between(&self.peers[to]);
-        let addresses: Vec<String> = own.iter().map(|address| address.ip().to_string()).collect();
-        format!("{kind} on {}", addresses.join(" and "))
+        if self.has_rails(to) { format!("{kind} on {}", rails::ends(&rails::targets(self, to))) } else { kind }
     }
 
     /// Returns where a rank listens: inside the host, or in the network.

@@ -57,6 +57,19 @@ fn pairs(own: &[IpAddr], networks: &[(IpAddr, u32)], theirs: &[SocketAddr]) -> V
     own.iter().zip(found).filter_map(|(own, found)| Some((*own, found?))).collect()
 }
 
+/// Returns both addresses of each rail, without the ports.
+pub(super) fn ends(targets: &[Target]) -> String {
+    let mut rails: Vec<String> = Vec::new();
+    for target in targets {
+        let Target::Rail { from, to } = target else { continue };
+        let rail = format!("{from}-{}", to.ip());
+        if !rails.contains(&rail) {
+            rails.push(rail);
+        }
+    }
+    rails.join(" and ")
+}
+
 /// The connections of a link that this rank is opening.
 pub(super) struct RailOpening {
     peer: Rank,
@@ -158,6 +171,14 @@ fn failure_of_all(failures: Vec<(String, NoLink)>) -> Option<NoLink> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_costs_of_rails_are_those_of_their_ends() {
+        let rail = |from: &str, to: &str| Target::Rail { from: from.parse().unwrap(), to: to.parse().unwrap() };
+        let (first, second) = (rail("10.0.1.1", "10.0.1.2:7"), rail("10.0.2.1", "10.0.2.2:7"));
+        let again = rail("10.0.1.1", "10.0.1.2:7");
+        assert_eq!(ends(&[first, second, again]), "10.0.1.1-10.0.1.2 and 10.0.2.1-10.0.2.2");
+    }
 
     #[test]
     fn the_error_names_all_rails() {

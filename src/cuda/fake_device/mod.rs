@@ -310,7 +310,7 @@ impl FakeDevice {
     }
 }
 
-/// A machine as a process sees it that uses one device.
+/// A machine as one process sees it, which uses one device.
 #[derive(Clone)]
 pub(crate) struct Machine(pub(crate) Arc<FakeDevice>);
 

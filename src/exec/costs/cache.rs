@@ -58,8 +58,8 @@ pub struct MeasuredCosts {
     pub from: String,
     /// Name and address of the other host.
     pub to: String,
-    /// What a link is made of: `tcp`, several connections as in `4 tcp`, or `tls`; with rails, the addresses
-    /// of the first host's interfaces, as in `tcp on 10.0.0.1 and 10.0.1.1`.
+    /// What a link is made of: `tcp`, several connections as in `4 tcp`, or `tls`; with rails, both ends
+    /// of each, as in `tcp on 10.0.1.1-10.0.1.2 and 10.0.2.1-10.0.2.2`.
     pub links: String,
     /// Where the two hosts are.
     pub class: PairClass,

@@ -184,12 +184,14 @@ fn address(args: &Args, ssh: &Ssh, placed: &[Placed]) -> Result<SocketAddr, Stri
 /// Says why the store cannot be served where `--address` says.
 fn not_served(args: &Args, error: &kolo::Error) -> String {
     let (Some(given), kolo::Error::Store { problem, .. }) = (args.address, error) else { return error.to_string() };
+    // Port 0 was not given.
+    let given = if given.port() == 0 { given.ip().to_string() } else { given.to_string() };
     match problem {
         kolo::StoreError::PortTaken { holder, .. } => {
             let holder = holder.as_deref().unwrap_or("another process");
             format!("--address {given}: the port is taken by {holder}; give another port, or none, and the system chooses one")
         }
-        problem => format!("--address {given}: {problem}; give an address of this machine"),
+        problem => format!("--address {given}: {problem}; give an address of this machine, and a port that this user may open"),
     }
 }
 
@@ -348,7 +350,7 @@ impl Ranks for RemoteRanks {
     }
 
     fn names(&self) -> Names {
-        names(&self.notes.reports())
+        names(&self.notes.reports(), self.hosts.len())
     }
 
     fn abandon(&mut self) {
