@@ -96,7 +96,8 @@ class Report:
                 failed = [{"name": part["name"], "why": part["why"], "output": part["output"]}]
             for test in failed:
                 end = test["output"].strip().splitlines()[-LINES:]
-                lines += ["", f"## FAILED: {part['name']}: {test['name']}", "", test["why"], "", "```", *end, "```"]
+                why = textwrap.wrap(test["why"], 100, break_long_words=False, break_on_hyphens=False)
+                lines += ["", f"## FAILED: {part['name']}: {test['name']}", "", *why, "", "```", *end, "```"]
         return lines
 
 

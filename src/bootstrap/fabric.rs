@@ -8,7 +8,7 @@ use super::host_group::area::{AREA, Area};
 use super::host_group::{HOME, HostGroup, Lender, stage};
 use super::host_setup::{Failed, HostConnections, HostSetup};
 use super::in_process::{ProcessControl, ProcessLender};
-use super::network::{Network, NetworkControl, NetworkLender, NetworkOpener};
+use super::network::{Network, NetworkControl, NetworkLender, NetworkOpener, kind_of_links};
 use crate::config::Settings;
 use crate::failure::{CommStatus, ControlChannel, StatusBoard};
 use crate::sys::Region;
@@ -177,7 +177,7 @@ impl Fabric {
     /// Returns what a link to a rank in the network is made of, for people.
     pub(crate) fn kind_of_links(&self, to: Rank) -> String {
         match &self.backing {
-            Backing::Network(network) => network.kind_of_links(self.members[to]),
+            Backing::Network(network) => kind_of_links(network, self.members[to]),
             _ => "memory".to_owned(),
         }
     }

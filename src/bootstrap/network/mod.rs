@@ -24,3 +24,4 @@ pub(super) use mailbox::{CHECK_INTERVAL, Dispatcher, Mailbox};
 pub(crate) use opener::NetworkOpener;
 pub(super) use process::LinkSettings;
 pub(crate) use process::Network;
+pub(super) use rails::kind_of_links;

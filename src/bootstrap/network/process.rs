@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 
 use super::lent::LentRegions;
 use super::mailbox::{CHECK_INTERVAL, Mailbox};
-use super::rails;
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::listener::handshake::{Hello, Purpose, Refusal};
 use crate::bootstrap::listener::{Connector, DialError, Listener, Stream, Target};
@@ -132,12 +131,6 @@ impl Network {
     /// Returns whether links to a rank use several rails. Both ranks find the same.
     pub(super) fn has_rails(&self, to: Rank) -> bool {
         self.links.tls.is_none() && self.peers[self.rank].has_rails_to(&self.peers[to])
-    }
-
-    /// Returns what links to a rank are made of, and with rails their ends.
-    pub(crate) fn kind_of_links(&self, to: Rank) -> String {
-        let kind = self.links.kind();
-        if self.has_rails(to) { format!("{kind} on {}", rails::ends(&rails::targets(self, to))) } else { kind }
     }
 
     /// Returns where a rank listens: inside the host, or in the network.

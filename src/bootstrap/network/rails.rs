@@ -57,8 +57,14 @@ fn pairs(own: &[IpAddr], networks: &[(IpAddr, u32)], theirs: &[SocketAddr]) -> V
     own.iter().zip(found).filter_map(|(own, found)| Some((*own, found?))).collect()
 }
 
+/// Returns what links to a rank are made of, and with rails their ends.
+pub(in crate::bootstrap) fn kind_of_links(network: &Network, to: Rank) -> String {
+    let kind = network.links.kind();
+    if network.has_rails(to) { format!("{kind} on {}", ends(&targets(network, to))) } else { kind }
+}
+
 /// Returns both addresses of each rail, without the ports.
-pub(super) fn ends(targets: &[Target]) -> String {
+fn ends(targets: &[Target]) -> String {
     let mut rails: Vec<String> = Vec::new();
     for target in targets {
         let Target::Rail { from, to } = target else { continue };
