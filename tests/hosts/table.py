@@ -59,7 +59,7 @@ def forced(args, op, algorithm, ranks_in_all, hosts):
     return subprocess.run(words, capture_output=True).returncode == 0
 
 
-def choice(args, hosts, each):
+def choice(args, hosts, each, **variables):
     ranks = hosts * each
     worst = []
     for op in args.ops:
@@ -67,7 +67,7 @@ def choice(args, hosts, each):
         times, chosen = {}, {}
         for _ in range(args.rounds):
             for algorithm in [None, *algorithms]:
-                for size, (time, name) in bench(args, each, op, algorithm).items():
+                for size, (time, name) in bench(args, each, op, algorithm, **variables).items():
                     if algorithm is None:
                         chosen[size] = name.split(" ")[0]
                     else:
@@ -313,7 +313,9 @@ def main():
             elif args.what == "predictions":
                 cells += predictions(args, hosts, each, latency_us)
             else:
-                worst += choice(args, hosts, each)
+                # The costs of another bed are not those of this one.
+                with tempfile.TemporaryDirectory() as cache:
+                    worst += choice(args, hosts, each, KOLO_CACHE_DIR=cache)
         finally:
             bed("down")
     if cells:
