@@ -805,11 +805,12 @@ mod plan {
             ("--oversubscription", "0", "a factor"),
             ("--oversubscription", "4", "--racks"),
             ("--rack-latency", "1us", "--racks"),
-            ("--plots", "--json", "cannot be used with"),
         ] {
             let (_, err) = failed(&with(&[option, value]));
             assert!(err.contains(hint), "{option} {value}: {err}");
         }
+        let (_, err) = failed(&with(&["--plots", "folder", "--json"]));
+        assert!(err.contains("cannot be used with"), "{err}");
     }
 
     #[test]

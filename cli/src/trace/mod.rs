@@ -61,9 +61,6 @@ pub(crate) fn trace(args: &Args) -> Result<(), String> {
 fn all_files(given: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
     let mut files = Vec::new();
     for path in given {
-        if matches!(path.try_exists(), Ok(false)) {
-            return Err(format!("{} does not exist", path.display()));
-        }
         if !path.is_dir() {
             files.push(path.clone());
             continue;
