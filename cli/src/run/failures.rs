@@ -2,8 +2,9 @@
 //!
 //! The launcher names a file for each rank. There every kolo job of the rank's process, and of the
 //! processes that it starts, adds a line when it opens a communicator and when one fails: the run,
-//! its rank and the number of ranks, and the rank that the failure names. A job of the launcher's ranks has lines in the
-//! files of several ranks. A job inside one rank has lines in the file of that rank only.
+//! its rank and the number of ranks, and the rank that the failure names. A job of the launcher's
+//! ranks has lines in the files of several ranks. A job inside one rank has lines in the file of that
+//! rank only.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -108,7 +109,8 @@ impl FailureFolder {
     }
 }
 
-/// Returns which rank the failure of each rank names, among so many ranks. The last line of a file counts.
+/// Returns, for each rank that has failed, the rank that its last error names. The last line of its file
+/// counts. `ranks` is how many ranks the launcher has started.
 pub(super) fn names(reports: &BTreeMap<usize, Report>, ranks: usize) -> Names {
     let mut last = Vec::new();
     let mut launched = HashMap::new();

@@ -41,12 +41,10 @@ fn parse_one(item: &str) -> Result<Host, String> {
     if item.is_empty() {
         return Err("a host has no name; write a:4,b:4".to_owned());
     }
-    if item.parse::<std::net::Ipv6Addr>().is_ok() {
-        return Err(format!("{item:?}: write the address in brackets: [{item}]"));
-    }
+    let is_address = item.parse::<std::net::Ipv6Addr>().is_ok();
     let (name, slots) = match item.rsplit_once(':') {
-        // The colons of an address are inside its brackets.
-        Some((name, slots)) if !slots.ends_with(']') => (name, Some(slots)),
+        // The colons of an address are inside its brackets, or `name_of` asks for these.
+        Some((name, slots)) if !is_address && !slots.ends_with(']') => (name, Some(slots)),
         _ => (item, None),
     };
     let name = name_of(name).map_err(|problem| format!("{item:?}: {problem}"))?;
