@@ -11,7 +11,7 @@ export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=line-tables-only PIP_NO_CACHE
 export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_DEBUG=none
 
 # The time of a stage, so that one that hangs is named.
-limit=20m
+limit=30m
 
 # What all stages print, for the counts in the summary; and how long each took.
 log=$(mktemp)
