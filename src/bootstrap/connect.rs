@@ -49,15 +49,7 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let tls = start.settings.tls.clone().map(|files| load_tls(start, files)).transpose()?;
     let Membership { endpoint: Endpoint { listener, mailbox, board }, identity, peers, settings } =
         rendezvous::gather_members(start, chosen.ip, began)?;
-    if let Some(hidden) = peers.iter().find(|peer| peers[start.rank].cannot_reach(peer)) {
-        let PeerInfo { rank, host, address, .. } = hidden;
-        tracing::warn!(
-            rank,
-            host,
-            address = %address.ip(),
-            "a rank on another host advertises a loopback address; check KOLO_INTERFACE, KOLO_RAILS and KOLO_STORE there"
-        );
-    }
+    warn_of_loopback(&peers, start.rank);
     let members = peers.iter().map(|peer| Member { host: peer.host.as_str().into(), pid: peer.pid }).collect::<Vec<_>>();
     let candidates = candidates(&peers, start.rank, settings.transport);
     let run = peers.iter().fold(0, |run, peer| mix(run, peer.instance));
@@ -99,6 +91,26 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     }
     fabric.place(hosts.into(), connections);
     Ok(Connected { fabric, identity, settings, members })
+}
+
+/// Warns of ranks that others cannot reach, and of this rank if it is one.
+fn warn_of_loopback(peers: &[PeerInfo], rank: Rank) {
+    let this = &peers[rank];
+    if peers.iter().any(|peer| peer.cannot_reach(this)) {
+        tracing::warn!(
+            address = %this.address.ip(),
+            "this rank advertises a loopback address to ranks on other hosts; check KOLO_INTERFACE, KOLO_RAILS and KOLO_STORE"
+        );
+    }
+    if let Some(hidden) = peers.iter().find(|peer| this.cannot_reach(peer)) {
+        let PeerInfo { rank, host, address, .. } = hidden;
+        tracing::warn!(
+            rank,
+            host,
+            address = %address.ip(),
+            "a rank on another host advertises a loopback address; check KOLO_INTERFACE, KOLO_RAILS and KOLO_STORE there"
+        );
+    }
 }
 
 /// Reads the PEM files by the deadline of the start.

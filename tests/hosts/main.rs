@@ -1,11 +1,14 @@
 //! Collectives over several hosts, which `bed.sh` makes of network namespaces of this machine: their
-//! results, the bytes that cross each host's link, and the connections of links with a long round trip.
+//! results, the bytes that cross each host's link, the connections of links with a long round trip, and
+//! ranks that other hosts cannot reach.
 //!
 //! Without `KOLO_TEST_WORKER` this program is a test runner, which starts itself with that variable
 //! as the ranks.
 
 #[cfg(target_os = "linux")]
 mod link;
+#[cfg(target_os = "linux")]
+mod loopback;
 #[cfg(target_os = "linux")]
 mod rails;
 #[cfg(target_os = "linux")]
@@ -23,7 +26,8 @@ fn main() {
 fn main() -> std::process::ExitCode {
     match std::env::var("KOLO_TEST_WORKER") {
         Ok(worker) if worker == "far" => link::far_rank(),
-        Ok(role) if role == "rails" => rails::rank(),
+        Ok(worker) if worker == "loopback" => loopback::rank(),
+        Ok(worker) if worker == "rails" => rails::rank(),
         Ok(_) => link::rank(),
         Err(_) => runner::run(tests::TESTS, 1),
     }

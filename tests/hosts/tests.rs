@@ -21,6 +21,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("the_first_rail_fails", || a_rail_fails("eth0")),
     ("a_rail_is_down_from_the_start", a_rail_is_down),
     ("rails_share_by_speed", rails_share_by_speed),
+    ("a_stranger_listens_at_the_loopback_address_of_a_rank", || loopback("1")),
+    ("all_ranks_advertise_loopback", || loopback("all")),
 ];
 
 /// Hosts that exist until this is dropped.
@@ -199,4 +201,12 @@ fn rails_share_by_speed() -> Outcome {
         }
     }
     Passed(said)
+}
+
+/// A rank that advertises loopback to another host is named, whatever listens at its address there.
+fn loopback(who: &str) -> Outcome {
+    match Bed::new("2", &[("KOLO_TEST_WORKER", "loopback"), ("KOLO_TEST_ROLE", who)]) {
+        Ok(bed) => Passed(format!("\n{}", bed.start("1", &[]).trim_end())),
+        Err(why) => NotRun(why),
+    }
 }

@@ -97,26 +97,23 @@ impl ControlChannel for NetworkControl {
             return Err(QueryError::Died);
         }
         let to = self.members[peer];
-        let Network { peers, rank, .. } = &*self.network;
-        // What answers at a loopback address of another host is not this peer.
-        let gone_or = |kind: io::ErrorKind| match peers[*rank].cannot_reach(&peers[to]) {
-            true => QueryError::Unreachable { address: peers[to].address.to_string(), kind },
-            false => QueryError::Gone,
-        };
+        if let Some(address) = self.network.unreachable(to) {
+            return Err(QueryError::Unreachable { address, kind: io::ErrorKind::AddrNotAvailable });
+        }
         match self.send(to, &query.encode(), Instant::now() + patience) {
             Err(DialError::Connect(error) | DialError::Io(error)) if sys::is_resource_shortage(&error) => {
                 Err(QueryError::Unasked)
             }
             Ok(reply) => Reply::decode(&reply).ok_or(QueryError::Mute),
-            Err(DialError::Connect(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(gone_or(error.kind())),
+            Err(DialError::Connect(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(QueryError::Gone),
             Err(DialError::Connect(error)) => {
-                let address = peers[to].address.to_string();
+                let address = self.network.peers[to].address.to_string();
                 Err(QueryError::Unreachable { address, kind: error.kind() })
             }
             // The peer ended while it was asked.
             Err(DialError::Io(error)) if is_end_of_peer(&error) => Err(QueryError::Gone),
             // Another process got the port of a process that has ended.
-            Err(DialError::Refused(_)) => Err(gone_or(io::ErrorKind::ConnectionRefused)),
+            Err(DialError::Refused(_)) => Err(QueryError::Gone),
             Err(DialError::Io(_)) => Err(QueryError::Mute),
         }
     }

@@ -1,6 +1,7 @@
 //! Opens the links of a communicator whose ranks are processes.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -108,7 +109,12 @@ impl NetworkOpener {
             None if self.hosts[peer] == self.hosts[self.rank] => {
                 Opening::InTurn { lanes: Vec::new(), connector: Box::new(self.local_connector(peer)) }
             }
-            None => self.continue_in_network(peer, Vec::new(), self.network.links.lanes()),
+            None => {
+                if let Some(address) = self.network.unreachable(self.members[peer]) {
+                    return Err(Cause::Unreachable { address, kind: io::ErrorKind::AddrNotAvailable }.into());
+                }
+                self.continue_in_network(peer, Vec::new(), self.network.links.lanes())
+            }
         };
         loop {
             let mut count = self.network.links.lanes();

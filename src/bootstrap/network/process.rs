@@ -133,6 +133,13 @@ impl Network {
         self.links.tls.is_none() && self.peers[self.rank].has_rails_to(&self.peers[to])
     }
 
+    /// Returns the address of a rank that cannot be reached, because it advertises loopback on another
+    /// host. Whatever listens at that address on this host is not this rank, so it is not asked.
+    pub(super) fn unreachable(&self, to: Rank) -> Option<String> {
+        let peer = &self.peers[to];
+        self.peers[self.rank].cannot_reach(peer).then(|| peer.address.to_string())
+    }
+
     /// Returns where a rank listens: inside the host, or in the network.
     pub(super) fn target(&self, to: Rank, is_local: bool) -> Target {
         let PeerInfo { address, local_name, .. } = &self.peers[to];
