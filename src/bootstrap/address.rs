@@ -31,11 +31,10 @@ pub(crate) fn choose(
     deadline: Instant,
 ) -> Result<Chosen> {
     if let Some(filter) = rails_filter {
-        return Ok(rails(filter)?.swap_remove(0));
+        return Ok(rails_among(filter, &interfaces()?)?.swap_remove(0));
     }
     if let Some(filter) = filter {
-        let interfaces = if_addrs::get_if_addrs().map_err(Error::os("listing network interfaces"))?;
-        return filtered(filter, &interfaces);
+        return filtered(filter, &interfaces()?);
     }
     if let Some(StoreUrl::Tcp { host, port }) = store
         && let Some(chosen) = towards(host, *port, deadline)
@@ -47,7 +46,7 @@ pub(crate) fn choose(
     if let Some(ip) = route(default).filter(|ip| !ip.is_loopback()) {
         return Ok(Chosen { ip, why: "source of the default route".to_owned() });
     }
-    let interfaces = if_addrs::get_if_addrs().map_err(Error::os("listing network interfaces"))?;
+    let interfaces = interfaces()?;
     let usable = interfaces.iter().find(|interface| !interface.is_loopback() && !is_link_local(interface.ip()));
     Ok(match usable {
         Some(interface) => {
@@ -118,10 +117,14 @@ fn filtered(filter: &str, interfaces: &[Interface]) -> Result<Chosen> {
     chosen.ok_or_else(|| none_admitted("KOLO_INTERFACE", filter, interfaces))
 }
 
+fn interfaces() -> Result<Vec<Interface>> {
+    if_addrs::get_if_addrs().map_err(Error::os("listing network interfaces"))
+}
+
 /// Returns the addresses of the rails that a filter admits, one for each interface. They are at least
 /// one and at most [`MOST_RAILS`].
 pub(crate) fn rails(filter: &str) -> Result<Vec<Chosen>> {
-    let interfaces = if_addrs::get_if_addrs().map_err(Error::os("listing network interfaces"))?;
+    let interfaces = interfaces()?;
     let mut rails = rails_among(filter, &interfaces)?;
     for pattern in without_interface(filter, &interfaces) {
         tracing::warn!(pattern, rails = rails.len(), "no interface of this host matches a part of KOLO_RAILS");
