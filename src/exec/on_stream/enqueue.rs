@@ -170,14 +170,11 @@ impl Executor {
 
     /// Whether other ranks may have this rank's device too. Kernels of several processes take turns there,
     /// and each turn takes tens of microseconds; copy engines serve them side by side. Before the first large
-    /// call it is not known, but some ranks must share if there are more of them than devices.
+    /// call it is not known, but some ranks must share if this host has more of them than devices.
     fn may_share_device(&self, calling: &Calling) -> bool {
         match &calling.mode {
             Some(Mode::Direct(_, peers)) => peers.share_devices(),
-            _ => {
-                let layout = &self.state.layout;
-                self.driver().is_some_and(|driver| layout.ranks.div_ceil(layout.hosts) > driver.count())
-            }
+            _ => self.driver().is_some_and(|driver| self.state.neighbours > driver.count()),
         }
     }
 
