@@ -82,7 +82,7 @@ const MOST_BYTES: u64 = 1 << 20;
 const MOST_ENTRIES: usize = 1000;
 
 /// What the file begins with.
-const TITLE: &str = "kolo network costs 2";
+const TITLE: &str = "kolo network costs 3";
 
 /// Returns the costs that jobs have measured from this machine, the latest first. They are in the
 /// file `network-costs` of the cache folder (`KOLO_CACHE_DIR`); a job takes its costs from there for
