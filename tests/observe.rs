@@ -249,7 +249,10 @@ fn metrics_at_a_unix_socket_are_for_one_user() {
     // One that is in use is not taken.
     let taken = pair("taken", |_, builder| builder.metrics(&address));
     let error = taken.into_iter().find_map(Result::err).unwrap().to_string();
-    assert!(error.contains("KOLO_METRICS"), "{error}");
+    assert!(error.contains("KOLO_METRICS") && error.contains("end the process that listens there"), "{error}");
+    let nowhere = pair("nowhere", |_, builder| builder.metrics("unix:/nowhere/{rank}.sock"));
+    let error = nowhere.into_iter().find_map(Result::err).unwrap().to_string();
+    assert!(error.contains("/nowhere/") && !error.contains("end the process"), "{error}");
     // Clients that hang up end no rank, although the program does not ignore the signal.
     // SAFETY: no test of this program expects the signal.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };

@@ -809,6 +809,8 @@ mod plan {
             let (_, err) = failed(&with(&[option, value]));
             assert!(err.contains(hint), "{option} {value}: {err}");
         }
+        let (_, err) = failed(&with(&["--racks", "1", "--oversubscription", "4"]));
+        assert!(err.contains("one rack has no uplinks"), "{err}");
         let (_, err) = failed(&with(&["--plots", "folder", "--json"]));
         assert!(err.contains("cannot be used with"), "{err}");
     }

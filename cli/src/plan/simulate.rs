@@ -71,6 +71,11 @@ impl SimulateArgs {
         if self.racks as usize > layout.hosts {
             return Err(format!("{} hosts cannot be in {} racks", layout.hosts, self.racks));
         }
+        if self.racks == 1 && (self.oversubscription.is_some() || self.rack_latency.is_some()) {
+            return Err(
+                "one rack has no uplinks, which --oversubscription and --rack-latency describe; give more racks".to_owned()
+            );
+        }
         if self.racks > 1 && self.racks as usize == layout.hosts {
             let why = "each host would be alone in its rack, and to a job that is the same as no racks; give fewer";
             return Err(format!("{} hosts in {} racks: {why}", layout.hosts, self.racks));

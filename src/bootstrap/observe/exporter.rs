@@ -81,7 +81,10 @@ impl Drop for Exporter {
 /// Listens where the setting says. Returns the address, too, for messages.
 fn listen(address: &MetricsAddress, place: usize, rank: usize) -> Result<(ScrapeListener, String)> {
     let refuse = |address: &str, error: &io::Error| {
-        let advice = "end the process that listens there, or give another address";
+        let advice = match error.kind() {
+            io::ErrorKind::AddrInUse => "end the process that listens there, or give another address",
+            _ => "give another address",
+        };
         Error::setting("KOLO_METRICS", address, format!("rank {rank} cannot listen there: {error}; {advice}"))
     };
     match address {
