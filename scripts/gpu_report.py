@@ -96,7 +96,7 @@ class Report:
                 failed = [{"name": part["name"], "why": part["why"], "output": part["output"]}]
             for test in failed:
                 end = test["output"].strip().splitlines()[-LINES:]
-                why = textwrap.wrap(test["why"], 100, break_long_words=False, break_on_hyphens=False)
+                why = textwrap.wrap(prose(test["why"]), 100, break_long_words=False, break_on_hyphens=False)
                 lines += ["", f"## FAILED: {part['name']}: {test['name']}", "", *why, "", "```", *end, "```"]
         return lines
 
@@ -160,8 +160,13 @@ def goals(figures):
             yield {"what": what, "goal": goal, "figure": text, "status": MET if value >= least else NOT_MET}
 
 
+def prose(text):
+    """Returns text for Markdown, which takes words in angle brackets for tags of HTML."""
+    return text.replace("<", "\\<")
+
+
 def table(rows):
-    rows = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    rows = [[prose(str(cell)).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
     return [f"| {' | '.join(rows[0])} |", "|" + "---|" * len(rows[0]), *(f"| {' | '.join(row)} |" for row in rows[1:])]
 
 
