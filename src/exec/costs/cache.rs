@@ -241,7 +241,7 @@ mod tests {
         let path = folder.join("kolo").join("network-costs");
         assert_eq!(read(&path), []);
         let other_rack = MeasuredCosts { class: PairClass::OtherRack, ..entry("b 10.0.0.2", 7) };
-        let known = [entry("b 10.0.0.2", 7), other_rack, entry("c fd00::3", 1 << 40)];
+        let known = [entry("b 10.0.0.2", 7), other_rack, entry("c fd00::3", 1 << 34)];
         write(&path, &known).unwrap();
         assert_eq!(read(&path), known);
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "a file is left beside");
