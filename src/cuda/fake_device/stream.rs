@@ -1,12 +1,13 @@
-//! The streams of a process on a fake GPU: threads that do the work they are given in order.
+//! The streams of a process on a fake GPU: each has a thread that does its work in order. Devices stay
+//! for the life of the process, so a thread ends when it has been idle for a moment.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::{Sender, unbounded};
+use crossbeam_channel::unbounded;
 use parking_lot::{Condvar, Mutex};
 
 use super::memory::{FakeGpu, Reach};
@@ -70,8 +71,37 @@ impl Drop for FakeGraph {
     }
 }
 
+/// How long a thread waits for work before it ends.
+const IDLE: Duration = Duration::from_millis(100);
+
+/// The work of a stream that is not done.
+#[derive(Default)]
+struct Queue {
+    works: Mutex<Works>,
+    has_come: Condvar,
+}
+
+#[derive(Default)]
+struct Works {
+    next: VecDeque<Work>,
+    has_thread: bool,
+}
+
+impl Queue {
+    /// Returns the next work; `None` if none comes, and then the thread that asked ends.
+    fn next(&self) -> Option<Work> {
+        let mut works = self.works.lock();
+        if works.next.is_empty() {
+            self.has_come.wait_for(&mut works, IDLE);
+        }
+        let next = works.next.pop_front();
+        works.has_thread = next.is_some();
+        next
+    }
+}
+
 pub(super) struct Streams {
-    senders: Mutex<HashMap<usize, Sender<Work>>>,
+    queues: Mutex<HashMap<usize, Arc<Queue>>>,
     /// The capture that each stream belongs to.
     captures: Mutex<HashMap<usize, Arc<Capturing>>>,
     shared: Arc<Shared>,
@@ -94,6 +124,21 @@ struct Shared {
 const PINNED: u64 = 1 << 60;
 
 impl Shared {
+    /// Does the work of a stream, as long as there is some.
+    fn work(&self, queue: &Queue) {
+        while let Some(work) = queue.next() {
+            self.gpu.take_time();
+            if self.failure.lock().is_none()
+                && let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(&Access { shared: self })))
+                && !panic.is::<Broken>()
+            {
+                let said = panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "the work panicked".to_owned());
+                self.failure.lock().get_or_insert(said);
+            }
+            self.end_one();
+        }
+    }
+
     fn end_one(&self) {
         let mut pending = self.pending.lock();
         *pending -= 1;
@@ -162,36 +207,21 @@ impl Streams {
             failure: Mutex::default(),
             pinned: Mutex::default(),
         };
-        let streams = Streams { senders: Mutex::default(), captures: Mutex::default(), shared: Arc::new(shared) };
+        let streams = Streams { queues: Mutex::default(), captures: Mutex::default(), shared: Arc::new(shared) };
         streams.start(0);
         Arc::new(streams)
     }
 
     pub(super) fn start(&self, stream: usize) {
-        let (sender, works) = unbounded::<Work>();
-        let shared = self.shared.clone();
-        std::thread::spawn(move || {
-            while let Ok(work) = works.recv() {
-                shared.gpu.take_time();
-                if shared.failure.lock().is_none()
-                    && let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(&Access { shared: &shared })))
-                    && !panic.is::<Broken>()
-                {
-                    let said = panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "the work panicked".to_owned());
-                    shared.failure.lock().get_or_insert(said);
-                }
-                shared.end_one();
-            }
-        });
-        self.senders.lock().insert(stream, sender);
+        self.queues.lock().insert(stream, Arc::default());
     }
 
     pub(super) fn end(&self, stream: StreamId) {
-        self.senders.lock().remove(&stream.0);
+        self.queues.lock().remove(&stream.0);
     }
 
     pub(super) fn has(&self, stream: StreamId) -> bool {
-        self.senders.lock().contains_key(&stream.0)
+        self.queues.lock().contains_key(&stream.0)
     }
 
     /// Gives a stream work, or the graph that captures the stream's work.
@@ -203,8 +233,14 @@ impl Streams {
             return;
         }
         *self.shared.pending.lock() += 1;
-        let sent = self.senders.lock()[&stream.0].send(Arc::new(work));
-        sent.expect("the thread receives work as long as there is a sender");
+        let queue = self.queues.lock()[&stream.0].clone();
+        let mut works = queue.works.lock();
+        works.next.push_back(Arc::new(work));
+        if !std::mem::replace(&mut works.has_thread, true) {
+            let (shared, queue) = (self.shared.clone(), queue.clone());
+            std::thread::spawn(move || shared.work(&queue));
+        }
+        queue.has_come.notify_one();
     }
 
     /// Waits until a stream has done all its work.
