@@ -1,6 +1,6 @@
 //! Requests to the servers of a cluster.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -170,11 +170,11 @@ impl Client {
                 Answer::Failed(Problem::Foreign(format!("its answer is longer than {limit} bytes")))
             }
             Err(error) => {
-                let what = described(error);
-                // A server with TLS closes a connection without.
-                let is_closed = what.contains("disconnected") && self.scheme == "http";
-                let advice = if is_closed { "; if it speaks TLS, write etcds://" } else { "" };
-                Answer::Failed(Problem::NoAnswer(format!("{}: {what}{advice}", self.server())))
+                // A server with TLS closes a connection without, or resets it if it has not read the
+                // whole request.
+                let is_closed = matches!(&error, ureq::Error::Io(error) if is_end(error.kind()));
+                let advice = if is_closed && self.scheme == "http" { "; if it speaks TLS, write etcds://" } else { "" };
+                Answer::Failed(Problem::NoAnswer(format!("{}: {}{advice}", self.server(), described(error))))
             }
         }
     }
@@ -235,6 +235,11 @@ fn excerpt(text: &str) -> String {
     let mut line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST_MESSAGE).collect();
     line.truncate(line.trim_end().len());
     line
+}
+
+/// Whether the server has ended the connection, with or without a reset.
+fn is_end(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe)
 }
 
 fn described(error: ureq::Error) -> String {

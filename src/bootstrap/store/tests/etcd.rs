@@ -234,6 +234,27 @@ fn a_silent_etcd_server_is_given_up_at_the_deadline() {
     assert!(error.contains("refused"), "{error}");
 }
 
+/// A server with TLS that gets a request without it ends the connection: with a reset if it has not
+/// read the whole request.
+#[test]
+fn a_server_that_ends_connections_may_speak_tls() {
+    for reads in [true, false] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let mut client = client.unwrap();
+                let mut bytes = [0; 4096];
+                // The end of a connection is a reset if something was not read.
+                let _ = client.peek(&mut bytes);
+                while reads && client.read(&mut bytes).is_ok_and(|count| count > 0 && !bytes.contains(&b'}')) {}
+            }
+        });
+        let error = refusal(&format!("etcd://127.0.0.1:{port}"), Instant::now() + Duration::from_secs(10));
+        assert!(error.contains("write etcds://"), "{error}");
+    }
+}
+
 /// Answers of a server that is no etcd: each is named, and none is read without a bound.
 #[test]
 fn what_is_no_etcd_server_is_named() {
