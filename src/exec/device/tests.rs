@@ -633,6 +633,8 @@ fn failures_of_the_device() {
                             // SAFETY: the memory is never freed.
                             outcome = outcome.and(unsafe { comm.exec.start_prepared(call) }.and_then(|work| Ok(work.wait()?)));
                         }
+                        // The root of short broadcasts may have sent them all before it learns of a failure.
+                        let outcome = outcome.and_then(|()| comm.barrier());
                         // A rank that cannot verify that it reaches its peers has them pass all through the host.
                         if comm.stats().device.staged > 0 && path != Path::Staged {
                             avoided.store(true, Ordering::SeqCst);
