@@ -185,6 +185,11 @@ impl Observer {
                 result => return result,
             }
         }
+        if peer.is_hidden_from(self.machine.as_deref()) {
+            // What listens at that address on this host is another process.
+            let why = format!("it advertises {} on another host", peer.address);
+            return Err(DialError::Connect(io::Error::new(io::ErrorKind::AddrNotAvailable, why)));
+        }
         listener::query(peer.address, &self.identity, hello, STATUS, deadline)
     }
 }

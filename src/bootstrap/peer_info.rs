@@ -122,16 +122,21 @@ impl PeerInfo {
         self.machine.rsplit_once(' ').map(|(machine, _)| machine)
     }
 
-    /// Returns whether the other rank advertises only a loopback address, on another host. Where the system does
-    /// not tell hosts apart, it counts as this host.
+    /// Returns whether the other rank advertises only a loopback address, on another host.
     pub(crate) fn cannot_reach(&self, other: &PeerInfo) -> bool {
+        other.is_hidden_from(self.machine()) && !self.has_rails_to(other)
+    }
+
+    /// Returns whether this rank's first address is loopback, on another host than a process on `machine`.
+    /// Where the system does not tell hosts apart, both are on one.
+    pub(super) fn is_hidden_from(&self, machine: Option<&str>) -> bool {
         // Linux: the running kernel and the network namespace.
-        let host = |one: &PeerInfo| {
-            let mut words = one.machine()?.split(' ').map(str::to_owned);
+        let host = |machine: Option<&str>| -> Option<[String; 2]> {
+            let mut words = machine?.split(' ').map(str::to_owned);
             Some([words.next()?, words.next().filter(|network| network.starts_with("net:["))?])
         };
-        let (Some(mine), Some(theirs)) = (host(self), host(other)) else { return false };
-        mine != theirs && other.address.ip().is_loopback() && !self.has_rails_to(other)
+        let (Some(mine), Some(theirs)) = (host(self.machine()), host(machine)) else { return false };
+        mine != theirs && self.address.ip().is_loopback()
     }
 
     /// Returns the other rank's process, if this one can see it. The declared hosts do not matter.

@@ -1,5 +1,6 @@
 //! Receiving messages: into memory, or reduced with it.
 
+use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 use super::frame::{Frame, HEADER, Inbox, Kind};
@@ -149,10 +150,11 @@ impl Engine {
         let link = match self.mesh.link(peer) {
             Ok(Some(link)) => link,
             Ok(None) => return Ok(Next::Nothing),
-            // The peer has left or died, and other ranks detect which. Another rank may still send.
-            Err(NoLink::Peer(cause @ Cause::Unreachable { kind: std::io::ErrorKind::ConnectionRefused, .. })) => {
-                return Ok(Next::Never(cause));
-            }
+            // The peer has left or died, and other ranks detect which; or it advertises loopback on another host.
+            // Another rank may still send.
+            Err(NoLink::Peer(
+                cause @ Cause::Unreachable { kind: ErrorKind::ConnectionRefused | ErrorKind::AddrNotAvailable, .. },
+            )) => return Ok(Next::Never(cause)),
             Err(why) => return Err(no_link(context, peer, why)),
         };
         let header = match self.inboxes[peer].header(link, &mut false) {

@@ -204,8 +204,8 @@ fn rails_share_by_speed() -> Outcome {
 }
 
 /// A rank that advertises loopback to another host is named, whatever listens at its address there.
-fn loopback(who: &str) -> Outcome {
-    match Bed::new("2", &[("KOLO_TEST_WORKER", "loopback"), ("KOLO_TEST_ROLE", who)]) {
+fn loopback(role: &str) -> Outcome {
+    match Bed::new("2", &[("KOLO_TEST_WORKER", "loopback"), ("KOLO_TEST_ROLE", role)]) {
         Ok(bed) => Passed(format!("\n{}", bed.start("1", &[]).trim_end())),
         Err(why) => NotRun(why),
     }

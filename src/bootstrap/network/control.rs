@@ -42,7 +42,9 @@ impl NetworkControl {
                 result => return result,
             }
         }
-        let rails: Vec<SocketAddr> = peers[to].rails().collect();
+        // What listens on this host at an address that both ranks have is not the peer.
+        let [_, between] = peers[*rank].rails_between(&peers[to]);
+        let rails: Vec<SocketAddr> = if between.is_empty() { peers[to].rails().collect() } else { between };
         ask_over_rails(&rails, deadline, |address, until| listener::query(address, identity, &hello, query, until))
     }
 }

@@ -192,6 +192,12 @@ impl NetworkOpener {
         loop {
             let mut stream = match self.offering.remove(&peer) {
                 Some(stream) => stream,
+                // A lower rank on another host will never connect.
+                None if self.network.is_hidden_from(self.members[peer]) => {
+                    let why =
+                        "this rank advertises a loopback address to other hosts; check KOLO_INTERFACE, KOLO_RAILS and KOLO_STORE";
+                    return Err(NoLink::Own(io::Error::new(io::ErrorKind::AddrNotAvailable, why)));
+                }
                 None => match self.arrived_link(peer) {
                     None => return Ok(None),
                     Some(Arrived::Lanes(lanes)) => {

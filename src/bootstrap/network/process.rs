@@ -133,11 +133,16 @@ impl Network {
         self.links.tls.is_none() && self.peers[self.rank].has_rails_to(&self.peers[to])
     }
 
-    /// Returns the address of a rank that cannot be reached, because it advertises loopback on another
-    /// host. Whatever listens at that address on this host is not this rank, so it is not asked.
+    /// Returns the address of rank `to` if it advertises loopback on another host; `None` if this rank
+    /// can reach it. If a process listens at that address on this host, it is not rank `to`.
     pub(super) fn unreachable(&self, to: Rank) -> Option<String> {
         let peer = &self.peers[to];
         self.peers[self.rank].cannot_reach(peer).then(|| peer.address.to_string())
+    }
+
+    /// Returns whether this rank advertises loopback to a rank on another host.
+    pub(super) fn is_hidden_from(&self, other: Rank) -> bool {
+        self.peers[other].cannot_reach(&self.peers[self.rank])
     }
 
     /// Returns where a rank listens: inside the host, or in the network.
