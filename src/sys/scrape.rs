@@ -32,7 +32,7 @@ impl ScrapeListener {
         #[cfg(any(not(unix), miri))]
         {
             let _ = path;
-            Err(io::Error::new(io::ErrorKind::Unsupported, "this system has no Unix sockets for metrics; give an address"))
+            Err(io::Error::new(io::ErrorKind::Unsupported, "this system has no Unix sockets for metrics"))
         }
     }
 
@@ -120,6 +120,9 @@ mod path {
                     std::fs::remove_file(&path)?;
                     mio::net::UnixListener::bind(&path)?
                 }
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_no_socket(&path) => {
+                    return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is there"));
+                }
                 bound => bound?,
             };
             let listener = PathListener { socket, path, owner: std::process::id() };
@@ -140,6 +143,10 @@ mod path {
                 let _ = std::fs::remove_file(&self.path);
             }
         }
+    }
+
+    fn is_no_socket(path: &Path) -> bool {
+        path.symlink_metadata().is_ok_and(|metadata| !metadata.file_type().is_socket())
     }
 
     /// Returns whether a path is a socket at which no process listens.
