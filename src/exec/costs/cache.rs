@@ -169,9 +169,8 @@ impl MeasuredCosts {
     fn line(&self) -> String {
         let MeasuredCosts { from, to, links, class, network: LinkCost { latency, overhead, per_byte }, reduce, at } = self;
         let at = at.duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
-        // Lines of earlier versions have no class.
-        let class = if *class == PairClass::Hosts { String::new() } else { format!("\t{}", class.name()) };
-        format!("{from}\t{to}\t{links}\t{latency:e}\t{overhead:e}\t{per_byte:e}\t{reduce:e}\t{at}{class}\n")
+        let class = class.name();
+        format!("{from}\t{to}\t{links}\t{latency:e}\t{overhead:e}\t{per_byte:e}\t{reduce:e}\t{at}\t{class}\n")
     }
 
     /// Reads a line. Any program of this user may have written it.
@@ -185,10 +184,8 @@ impl MeasuredCosts {
         let reduce = cost()?;
         let seconds = fields.next()?.parse().ok()?;
         let at = UNIX_EPOCH.checked_add(Duration::from_secs(seconds))?;
-        let class = match fields.next() {
-            None => PairClass::Hosts,
-            Some(name) => PairClass::ALL.into_iter().find(|class| class.name() == name)?,
-        };
+        let name = fields.next()?;
+        let class = PairClass::ALL.into_iter().find(|class| class.name() == name)?;
         fields.next().is_none().then_some(MeasuredCosts { from, to, links, class, network, reduce, at })
     }
 }
