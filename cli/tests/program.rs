@@ -809,8 +809,10 @@ mod plan {
             let (_, err) = failed(&with(&[option, value]));
             assert!(err.contains(hint), "{option} {value}: {err}");
         }
-        let (_, err) = failed(&with(&["--racks", "1", "--oversubscription", "4"]));
-        assert!(err.contains("one rack has no uplinks"), "{err}");
+        for (option, value) in [("--oversubscription", "4"), ("--rack-latency", "1us")] {
+            let (_, err) = failed(&with(&["--racks", "1", option, value]));
+            assert!(err.contains("one rack has no uplinks"), "{option}: {err}");
+        }
         let (_, err) = failed(&with(&["--plots", "folder", "--json"]));
         assert!(err.contains("cannot be used with"), "{err}");
     }

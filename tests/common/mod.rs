@@ -34,7 +34,7 @@ pub(crate) fn patient(command: &mut Command) -> &mut Command {
 }
 
 /// Whether a test tries every case of a matrix, and not only one of each kind: `KOLO_TEST_ALL=1`.
-/// `.ci/run` and `.ci/long` set it.
+/// Stages of `.ci/long` set it.
 pub(crate) fn all() -> bool {
     std::env::var_os("KOLO_TEST_ALL").is_some()
 }

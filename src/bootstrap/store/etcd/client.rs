@@ -170,8 +170,8 @@ impl Client {
                 Answer::Failed(Problem::Foreign(format!("its answer is longer than {limit} bytes")))
             }
             Err(error) => {
-                // A server with TLS closes a connection without, or resets it if it has not read the
-                // whole request.
+                // A server with TLS closes a connection that does not speak it, or resets it if it has
+                // not read the whole request.
                 let is_closed = matches!(&error, ureq::Error::Io(error) if is_end(error.kind()));
                 let advice = if is_closed && self.scheme == "http" { "; if it speaks TLS, write etcds://" } else { "" };
                 Answer::Failed(Problem::NoAnswer(format!("{}: {}{advice}", self.server(), described(error))))

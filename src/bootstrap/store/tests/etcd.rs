@@ -250,7 +250,7 @@ fn a_server_that_ends_connections_may_speak_tls() {
                 while reads && client.read(&mut bytes).is_ok_and(|count| count > 0 && !bytes.contains(&b'}')) {}
             }
         });
-        let error = refusal(&format!("etcd://127.0.0.1:{port}"), Instant::now() + Duration::from_secs(10));
+        let error = refusal(&format!("etcd://127.0.0.1:{port}"), Instant::now() + Duration::from_secs(5));
         assert!(error.contains("write etcds://"), "{error}");
     }
 }
