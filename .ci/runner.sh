@@ -24,9 +24,13 @@ munge_pid=
 # By the name of a set-up: its process in the background, and "yes" or "no" once it has ended.
 declare -A preparations results
 
-# `--list` prints the names of the stages. Names run these stages alone, in the order of the list;
+# `--part 1/4` leaves every fourth stage. `--list` prints the names of the stages. Names run these stages alone, in the order of the list;
 # no name runs all.
 run_stages() {
+    if [ "${1:-}" = --part ]; then
+        keep_part "${2:-}"
+        shift 2
+    fi
     if [ "${1:-}" = --list ]; then
         list
         return
@@ -53,6 +57,20 @@ run_stages() {
         stage $entry
     done
     summary
+}
+
+# Leaves the stages of one of several parts, which machines can run side by side.
+keep_part() {
+    local at part parts kept=()
+    if [[ ! $1 =~ ^([1-9][0-9]?)/([1-9][0-9]?)$ ]] || ((BASH_REMATCH[1] > BASH_REMATCH[2])); then
+        echo "$0: --part needs a part and the number of parts, such as 1/4" >&2
+        exit 2
+    fi
+    part=${BASH_REMATCH[1]} parts=${BASH_REMATCH[2]}
+    for at in "${!stages[@]}"; do
+        if ((at % parts == part - 1)); then kept+=("${stages[at]}"); fi
+    done
+    stages=("${kept[@]}")
 }
 
 list() {
