@@ -219,6 +219,8 @@ fn variables_are_forwarded() {
     assert_eq!(text(&output.stdout), format!("[0] m,a b,,7m,,h,{}\n", directory.display()), "{}", text(&output.stderr));
     let output = bed.run(&["--hosts", "a", "-x", "NO_SUCH", "--", "true"]).output().unwrap();
     assert!(last(&output).contains("-x NO_SUCH: this environment has no such variable"), "{}", text(&output.stderr));
+    let output = bed.run(&["--hosts", "a", "-x", "KOLO_RANK=7", "--", "true"]).output().unwrap();
+    assert!(last(&output).contains("-x KOLO_RANK: kolo run gives each rank a value of its own"), "{}", text(&output.stderr));
 }
 
 #[test]

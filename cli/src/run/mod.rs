@@ -25,7 +25,7 @@ use crate::complain;
 use crate::random::{hexadecimal, random};
 use local::LocalRanks;
 use output::Palette;
-use program::{Job, Program, has_input};
+use program::{Job, OF_RANK, Program, has_input};
 use supervise::{Failure, Supervisor, drain};
 
 pub(crate) use arguments::Args;
@@ -148,6 +148,9 @@ fn exported(arguments: &[OsString]) -> Result<Vec<(OsString, OsString)>, String>
         // SAFETY: both parts end or begin at an ASCII character, so they are encoded as a whole.
         let part = |bytes: &[u8]| unsafe { OsStr::from_encoded_bytes_unchecked(bytes) }.to_owned();
         let name = part(name);
+        if OF_RANK.iter().any(|own| name == *own) {
+            return Err(format!("-x {}: kolo run gives each rank a value of its own; leave it out", name.display()));
+        }
         let value = match at {
             Some(at) => part(&text[at + 1..]),
             None => std::env::var_os(&name).ok_or_else(|| {

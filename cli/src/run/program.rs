@@ -8,6 +8,17 @@ use std::process::{Command, Stdio};
 /// Commands of this program that ranks run.
 const BUILT_IN: [&str; 1] = ["bench"];
 
+/// The variables that [`Job::tell`] sets, beside the secret.
+pub(super) const OF_RANK: [&str; 7] = [
+    "KOLO_RANK",
+    "KOLO_WORLD_SIZE",
+    "KOLO_LOCAL_RANK",
+    "KOLO_LOCAL_WORLD_SIZE",
+    "KOLO_STORE",
+    "KOLO_STORE_SERVED",
+    "KOLO_JOB_ID",
+];
+
 /// The program that ranks run.
 pub(super) struct Program<'a> {
     file: OsString,
@@ -69,5 +80,20 @@ impl Job<'_> {
         if let Some(secret) = self.secret {
             command.env("KOLO_SECRET", secret);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variables_of_a_rank_are_those_that_it_is_told() {
+        let store = ([127, 0, 0, 1], 1).into();
+        let mut command = Command::new("none");
+        Job { name: "job", world_size: 2, first: 0, ranks: 2, store, secret: None }.tell(&mut command, 1);
+        let mut expected = OF_RANK;
+        expected.sort_unstable();
+        assert!(command.get_envs().map(|(name, _)| name).eq(expected));
     }
 }

@@ -3,27 +3,16 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Variables that belong to the launcher or to one host, or that each rank gets a value of its own for. The secret
-/// is not among what is forwarded: the agent gets it apart.
-const NOT_FORWARDED: [&str; 13] = [
-    "KOLO_FAILURE_FILE",
-    "KOLO_JOB_ID",
-    "KOLO_LOCAL_RANK",
-    "KOLO_LOCAL_WORLD_SIZE",
-    "KOLO_RANK",
-    "KOLO_RUN_REMOTE",
-    "KOLO_RUN_SSH",
-    "KOLO_SECRET",
-    "KOLO_SECRET_FILE",
-    "KOLO_STORE",
-    "KOLO_STORE_SERVED",
-    "KOLO_TOPOLOGY",
-    "KOLO_WORLD_SIZE",
-];
+use super::super::program::OF_RANK;
+
+/// Variables that belong to the launcher or to one host. The secret is not among what is forwarded: the
+/// agent gets it apart.
+const NOT_FORWARDED: [&str; 6] =
+    ["KOLO_FAILURE_FILE", "KOLO_RUN_REMOTE", "KOLO_RUN_SSH", "KOLO_SECRET", "KOLO_SECRET_FILE", "KOLO_TOPOLOGY"];
 
 /// Returns the variables of this process that begin with `KOLO_`, and then those that were asked for.
 pub(super) fn forwarded(exported: Vec<(OsString, OsString)>) -> Vec<(OsString, OsString)> {
-    let is_forwarded = |name: &str| name.starts_with("KOLO_") && !NOT_FORWARDED.contains(&name);
+    let is_forwarded = |name: &str| name.starts_with("KOLO_") && !NOT_FORWARDED.contains(&name) && !OF_RANK.contains(&name);
     let mut all: Vec<_> = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_forwarded)).collect();
     all.extend(exported);
     all
