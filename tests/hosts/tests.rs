@@ -21,8 +21,9 @@ pub(crate) const TESTS: &[Test] = &[
     ("the_first_rail_fails", || a_rail_fails("eth0")),
     ("a_rail_is_down_from_the_start", a_rail_is_down),
     ("rails_share_by_speed", rails_share_by_speed),
-    ("a_stranger_listens_at_the_loopback_address_of_a_rank", || loopback("1")),
-    ("all_ranks_advertise_loopback", || loopback("all")),
+    ("a_stranger_listens_at_the_loopback_address_of_a_rank", || loopback("1", "1")),
+    ("all_ranks_advertise_loopback", || loopback("1", "all")),
+    ("a_message_comes_although_another_rank_advertises_loopback", || loopback("1,2", "2")),
 ];
 
 /// Hosts that exist until this is dropped.
@@ -204,9 +205,9 @@ fn rails_share_by_speed() -> Outcome {
 }
 
 /// A rank that advertises loopback to another host is named, whatever listens at its address there.
-fn loopback(role: &str) -> Outcome {
+fn loopback(each: &str, role: &str) -> Outcome {
     match Bed::new("2", &[("KOLO_TEST_WORKER", "loopback"), ("KOLO_TEST_ROLE", role)]) {
-        Ok(bed) => Passed(format!("\n{}", bed.start("1", &[]).trim_end())),
+        Ok(bed) => Passed(format!("\n{}", bed.start(each, &[]).trim_end())),
         Err(why) => NotRun(why),
     }
 }
