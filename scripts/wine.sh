@@ -15,12 +15,20 @@ export WINEPREFIX=${KOLO_WINEPREFIX:-${TMPDIR:-/tmp}/kolo-wine-$(id -u)}
 export WINEDEBUG=${WINEDEBUG:--all} DISPLAY=
 export WINEDLLOVERRIDES="mscoree,mshtml,winemenubuilder.exe,winedbg.exe=${WINEDLLOVERRIDES:+;$WINEDLLOVERRIDES}"
 wine=$(command -v wine64 || echo /usr/lib/wine/wine64)
+server=$(dirname "$(readlink -f "$wine")")/wineserver
 # Windows has no such variable, and kolo reports variables with its prefix that it does not know.
 unset HOSTNAME KOLO_WINEPREFIX
 
 if [ "${1:-}" = --end ]; then
-    exec "$(dirname "$(readlink -f "$wine")")/wineserver" -k
+    exec "$server" -k
 fi
+
+# The server that all programs of the prefix share. Debian's ends with the last of them, and then a
+# program that starts at that moment fails: this one stays for a minute.
+start_server() {
+    # It fails if there is one.
+    "$server" -p60 </dev/null >/dev/null 2>&1 9>&- || true
+}
 
 # Several programs may start at once. One of them makes the prefix, and the others wait.
 make_prefix() {
@@ -30,6 +38,7 @@ make_prefix() {
     exec 9>"$WINEPREFIX/kolo-lock"
     flock 9
     [ ! -e "$done" ] || return 0
+    start_server
     "$wine" wineboot.exe --init >/dev/null 2>&1 9>&-
     # Wine 8 lacks the source of random numbers of Rust's standard library.
     local system=$WINEPREFIX/drive_c/windows/system32
@@ -46,4 +55,5 @@ C
 }
 
 make_prefix
+start_server
 exec "$wine" "$@"
