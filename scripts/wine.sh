@@ -27,7 +27,11 @@ fi
 # program that starts at that moment fails: this one stays for a minute.
 start_server() {
     # It fails if there is one.
-    "$server" -p60 </dev/null >/dev/null 2>&1 9>&- || true
+    if "$server" -p60 </dev/null >/dev/null 2>&1 9>&-; then
+        # The first program starts Wine's services, which stay as long as the server and keep the
+        # output of that program open.
+        "$wine" cmd.exe /c exit </dev/null >/dev/null 2>&1 9>&-
+    fi
 }
 
 # Several programs may start at once. One of them makes the prefix, and the others wait.
@@ -38,8 +42,8 @@ make_prefix() {
     exec 9>"$WINEPREFIX/kolo-lock"
     flock 9
     [ ! -e "$done" ] || return 0
-    start_server
-    "$wine" wineboot.exe --init >/dev/null 2>&1 9>&-
+    "$server" -p60 </dev/null >/dev/null 2>&1 9>&- || true
+    "$wine" wineboot.exe --init </dev/null >/dev/null 2>&1 9>&-
     # Wine 8 lacks the source of random numbers of Rust's standard library.
     local system=$WINEPREFIX/drive_c/windows/system32
     if [ ! -e "$system/bcryptprimitives.dll" ]; then
