@@ -24,8 +24,8 @@ munge_pid=
 # By the name of a set-up: its process in the background, and "yes" or "no" once it has ended.
 declare -A preparations results
 
-# `--part 1/4` leaves every fourth stage. `--list` prints the names of the stages. Names run these stages alone, in the order of the list;
-# no name runs all.
+# `--part 1/4` leaves every fourth stage. `--list` prints the names of the stages. Names run these
+# stages alone, in the order of the list; no name runs all.
 run_stages() {
     if [ "${1:-}" = --part ]; then
         keep_part "${2:-}"
