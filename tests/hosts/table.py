@@ -24,6 +24,8 @@ BED = pathlib.Path(__file__).with_name("bed.sh")
 PEERS = pathlib.Path(__file__).parents[2] / "cli" / "peers"
 ALGORITHMS = ["hierarchical", "ring", "direct", "binomial", "double-tree", "recursive-doubling", "halving-doubling"]
 OPS = ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier"]
+# What every contestant knows (cli/peers/README.md).
+OPS_OF_PEERS = [op for op in OPS if op not in ("reduce", "gather", "scatter")]
 
 
 def bed(*words, check=True, **variables):
@@ -263,7 +265,8 @@ def peers(args, hosts, each):
     with tempfile.TemporaryDirectory() as folder:
         found = contestants(args, folder, hosts, each)
         for op in args.ops:
-            for size in map(number, args.sizes.split(",")):
+            # A barrier has no size.
+            for size in [0] if op == "barrier" else map(number, args.sizes.split(",")):
                 if op not in ("all_reduce", "broadcast", "barrier"):
                     # At least one element for each rank.
                     size = max(size, 4 * ranks)
@@ -289,7 +292,7 @@ def main():
     parser.add_argument("what", choices=["choice", "peers", "racks", "predictions"])
     parser.add_argument("--kolo", default="target/release/kolo")
     parser.add_argument("--layouts", default="2x1,2x2,4x1,4x2", help="hosts x ranks on each")
-    parser.add_argument("--ops", default=",".join(OPS), type=lambda text: text.split(","), help="those of MPI and Gloo, for peers")
+    parser.add_argument("--ops", type=lambda text: text.split(","), help="default: all; for peers, those that all of them know")
     parser.add_argument("--peers", default="kolo,openmpi,gloo", type=lambda text: text.split(","))
     parser.add_argument("--python", default="python3", help="a Python with PyTorch, for Gloo")
     parser.add_argument("--sizes", default="8,64K,1M,8M")
@@ -298,6 +301,11 @@ def main():
     parser.add_argument("--overhead", help="processor time of a message at either end, for predictions; default: half the latency")
     parser.add_argument("--check", action="store_true", help="check the results too")
     args = parser.parse_args()
+    known = OPS_OF_PEERS if args.what == "peers" else OPS
+    args.ops = args.ops or known
+    for op in args.ops:
+        if op not in known:
+            parser.error(f"--ops: {op} is unknown; {args.what} knows {', '.join(known)}")
     worst, cells = [], []
     latency_us = latency(args) if args.what == "predictions" else None
     if latency_us:
