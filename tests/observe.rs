@@ -256,7 +256,7 @@ fn metrics_at_a_unix_socket_are_for_one_user() {
     for rank in 0..2 {
         std::fs::write(folder.0.join(format!("{rank}.txt")), "kept").unwrap();
     }
-    let text = pair("text", |_, builder| builder.metrics(&address.replace(".sock", ".txt")));
+    let text = pair("text", |_, builder| builder.metrics(address.replace(".sock", ".txt")));
     let error = text.into_iter().find_map(Result::err).unwrap().to_string();
     assert!(error.contains("a file that is no socket is there; give another address"), "{error}");
     assert_eq!(std::fs::read_to_string(folder.0.join("0.txt")).unwrap(), "kept");
