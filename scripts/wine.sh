@@ -23,15 +23,10 @@ if [ "${1:-}" = --end ]; then
     exec "$server" -k
 fi
 
-# The server that all programs of the prefix share. Debian's ends with the last of them, and then a
-# program that starts at that moment fails: this one stays for a minute.
+# Starts the server that all programs of the prefix share; fails if there is one. Debian's ends with
+# the last of them, and then a program that starts at that moment fails: this one stays for a minute.
 start_server() {
-    # It fails if there is one.
-    if "$server" -p60 </dev/null >/dev/null 2>&1 9>&-; then
-        # The first program starts Wine's services, which stay as long as the server and keep the
-        # output of that program open.
-        "$wine" cmd.exe /c exit </dev/null >/dev/null 2>&1 9>&-
-    fi
+    "$server" -p60 </dev/null >/dev/null 2>&1 9>&-
 }
 
 # Several programs may start at once. One of them makes the prefix, and the others wait.
@@ -42,7 +37,7 @@ make_prefix() {
     exec 9>"$WINEPREFIX/kolo-lock"
     flock 9
     [ ! -e "$done" ] || return 0
-    "$server" -p60 </dev/null >/dev/null 2>&1 9>&- || true
+    start_server || true
     "$wine" wineboot.exe --init </dev/null >/dev/null 2>&1 9>&-
     # Wine 8 lacks the source of random numbers of Rust's standard library.
     local system=$WINEPREFIX/drive_c/windows/system32
@@ -59,5 +54,9 @@ C
 }
 
 make_prefix
-start_server
+if start_server; then
+    # The first program starts Wine's services, which stay as long as the server and keep the output
+    # of that program open.
+    "$wine" cmd.exe /c exit </dev/null >/dev/null 2>&1
+fi
 exec "$wine" "$@"

@@ -130,12 +130,7 @@ impl PeerInfo {
     /// Returns whether this rank's first address is loopback, on another host than a process on `machine`.
     /// Where the system does not tell hosts apart, both are on one.
     pub(super) fn is_hidden_from(&self, machine: Option<&str>) -> bool {
-        // Linux: the running kernel and the network namespace.
-        let host = |machine: Option<&str>| -> Option<[String; 2]> {
-            let mut words = machine?.split(' ').map(str::to_owned);
-            Some([words.next()?, words.next().filter(|network| network.starts_with("net:["))?])
-        };
-        let (Some(mine), Some(theirs)) = (host(self.machine()), host(machine)) else { return false };
+        let (Some(mine), Some(theirs)) = (self.machine().and_then(host_of), machine.and_then(host_of)) else { return false };
         mine != theirs && self.address.ip().is_loopback()
     }
 
@@ -170,6 +165,12 @@ impl PeerInfo {
             Error::Unsupported { what: "TLS", why }
         })
     }
+}
+
+/// Returns the running kernel and the network namespace of a machine, as Linux tells them.
+fn host_of(machine: &str) -> Option<[&str; 2]> {
+    let mut words = machine.split(' ');
+    Some([words.next()?, words.next().filter(|network| network.starts_with("net:["))?])
 }
 
 fn write_address(writer: &mut Writer, address: &SocketAddr) {
