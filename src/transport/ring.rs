@@ -300,7 +300,7 @@ impl Producer {
     }
 
     /// Returns how many bytes more the consumer has read of what is lent; `None` if it refuses.
-    fn settle(&mut self) -> Result<Option<(usize, bool)>, Cause> {
+    pub(super) fn settle(&mut self) -> Result<Option<(usize, bool)>, Cause> {
         let Some(lent) = &mut self.lent else { return Ok(None) };
         let control = self.memory.control();
         // Acquires the reads of the memory, which the caller may then change.

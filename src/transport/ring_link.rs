@@ -119,12 +119,16 @@ impl<W: PeerWaker> Link for RingLink<W> {
     }
 
     unsafe fn lend(&mut self, before: RawSlice, memory: RawSlice) -> Result<Option<usize>, Cause> {
-        let Some((taken, wake)) = self.producer.lend(before, memory)? else { return Ok(None) };
+        let Some((mut taken, wake)) = self.producer.lend(before, memory)? else { return Ok(None) };
         if wake {
             self.waker.wake();
         }
         if taken == 0 && self.peer_has_ended() {
-            return Err(Cause::Closed);
+            // What the peer read before it ended has arrived. It may have read the rest since.
+            taken = self.producer.settle()?.map_or(0, |(taken, _)| taken);
+            if taken == 0 {
+                return Err(Cause::Closed);
+            }
         }
         self.traffic.sent(taken);
         Ok(Some(taken))
@@ -204,5 +208,56 @@ impl<W: PeerWaker> Drop for RingLink<W> {
     fn drop(&mut self) {
         self.producer.close();
         self.waker.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::transport::ALIGN;
+
+    /// A peer that reads all that is lent and ends, when it is asked whether it has ended.
+    struct EndsWhenAsked(RefCell<Option<Consumer>>);
+
+    impl PeerWaker for EndsWhenAsked {
+        fn wake(&mut self) {}
+
+        fn kind(&self) -> &'static str {
+            "test"
+        }
+
+        fn drain(&mut self) {}
+
+        fn is_gone(&self) -> bool {
+            let mut peer = self.0.take().expect("it is asked once");
+            assert_eq!(peer.peek(ALIGN).unwrap().len, ALIGN);
+            peer.consume(ALIGN);
+            let loan = peer.loan().expect("the message is lent");
+            peer.read_of_loan(loan.len);
+            true
+        }
+
+        fn process(&self) -> Option<Process> {
+            Some(Process::own())
+        }
+
+        fn register(&mut self, _: &Registry, _: Token) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A message that the peer has read as its last act has been sent.
+    #[test]
+    fn what_a_peer_read_before_it_ended_has_arrived() {
+        let region = Arc::new(Region::heap(ring::pair_size(1024)));
+        let (_, peer) = ring::pair(region.clone(), 1);
+        let mut link = RingLink::new(region, 0, EndsWhenAsked(RefCell::new(Some(peer))));
+        let (header, memory) = (vec![1u8; ALIGN], vec![2u8; 1 << 20]);
+        // SAFETY: both live until the end of the test.
+        let mut lend = |before: &[u8]| unsafe { link.lend(RawSlice::of(before), RawSlice::of(&memory)) };
+        assert_eq!(lend(&header), Ok(Some(ALIGN)));
+        assert_eq!(lend(&[]), Ok(Some(memory.len())));
     }
 }
