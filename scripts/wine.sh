@@ -3,7 +3,7 @@
 # of kolo's own, which the first call makes. Cargo runs what it has cross-compiled with it:
 #
 #   export CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUNNER=$PWD/scripts/wine.sh
-#   cargo test --target x86_64-pc-windows-gnu --test collectives
+#   cargo test --target x86_64-pc-windows-gnu --test ranks
 #
 # It needs Debian's wine64 and gcc-mingw-w64-x86-64, and takes the prefix from KOLO_WINEPREFIX.
 # scripts/wine.sh --end ends the processes of the prefix.

@@ -90,6 +90,19 @@ fn check_typed<T: Value>(comm: &Communicator, case: Case) -> Result<()> {
     if case.op == Op::AllReduce { rank.check_same_bits(&got) } else { Ok(()) }
 }
 
+/// The inputs repeat after this many elements: a prime number, so that no chunk or segment that is out of
+/// place has the elements of its place.
+const PERIOD: usize = 1021;
+
+/// Returns elements that repeat after [`PERIOD`], of which only the first ones are computed.
+fn repeated<T: Value>(len: usize, of: impl Fn(usize) -> T) -> Vec<T> {
+    let mut elements: Vec<T> = (0..len.min(PERIOD)).map(of).collect();
+    while elements.len() < len {
+        elements.extend_from_within(..elements.len().min(len - elements.len()));
+    }
+    elements
+}
+
 /// What a rank has after a collective, and what it should have.
 struct Outcome<T> {
     got: Vec<T>,
@@ -146,11 +159,11 @@ impl Rank<'_> {
 
     /// The i-th element of a rank's input.
     fn value<T: Value>(&self, rank: usize, i: usize) -> T {
-        T::random(random(random(self.case.seed, rank as u64), i as u64))
+        T::random(random(random(self.case.seed, rank as u64), (i % PERIOD) as u64))
     }
 
     fn values<T: Value>(&self, rank: usize, len: usize) -> Vec<T> {
-        (0..len).map(|i| self.value(rank, i)).collect()
+        repeated(len, |i| self.value(rank, i))
     }
 
     fn mine<T: Value>(&self, len: usize) -> Vec<T> {
@@ -165,7 +178,7 @@ impl Rank<'_> {
     /// The elements `range` of the reduction of all ranks' inputs.
     fn reduction<T: Value>(&self, range: std::ops::Range<usize>) -> Vec<T> {
         let reduced = |i| T::reduce(&(0..self.world).map(|rank| self.value(rank, i)).collect::<Vec<_>>(), self.case.redop);
-        range.map(reduced).collect()
+        repeated(range.len(), |i| reduced(range.start + i))
     }
 
     /// The blocks of all ranks, of `count` elements each, side by side.

@@ -73,6 +73,16 @@ pub(crate) fn run(
     });
 }
 
+/// Runs the cases of a test that waits, each on a thread of its own.
+pub(crate) fn at_once<T: Send>(cases: impl IntoIterator<Item = T>, body: impl Fn(T) + Sync) {
+    std::thread::scope(|scope| {
+        for case in cases {
+            let body = &body;
+            scope.spawn(move || body(case));
+        }
+    });
+}
+
 /// Runs `body` on `world` ranks over every transport that threads of one process can use.
 pub(crate) fn on_every_transport(world: usize, body: impl Fn(Communicator) + Sync) {
     run(world, |_, builder| builder, &body);

@@ -11,9 +11,17 @@ pub(crate) enum Outcome {
     Passed(String),
     /// The test cannot run here, for this reason.
     NotRun(String),
+    /// The test takes long, and runs with `KOLO_TEST_ALL=1`.
+    #[allow(dead_code, reason = "not every program has such a test")]
+    Left,
 }
 
 pub(crate) type Test = (&'static str, fn() -> Outcome);
+
+/// Whether all tests run, and every case of a matrix.
+pub(crate) fn all() -> bool {
+    std::env::var_os("KOLO_TEST_ALL").is_some()
+}
 
 /// Runs the tests that the arguments select, `at_once` at a time, and prints their results in the
 /// form of cargo's runner.
@@ -38,6 +46,10 @@ pub(crate) fn run(tests: &[Test], at_once: usize) -> ExitCode {
                 Ok(Outcome::NotRun(why)) => {
                     not_run.fetch_add(1, Ordering::Relaxed);
                     println!("test {name} ... NOT RUN: {why}");
+                }
+                Ok(Outcome::Left) => {
+                    not_run.fetch_add(1, Ordering::Relaxed);
+                    println!("test {name} ... left to KOLO_TEST_ALL=1");
                 }
                 Err(_) => {
                     failed.fetch_add(1, Ordering::Relaxed);

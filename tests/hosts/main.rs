@@ -29,6 +29,6 @@ fn main() -> std::process::ExitCode {
         Ok(worker) if worker == "loopback" => loopback::rank(),
         Ok(worker) if worker == "rails" => rails::rank(),
         Ok(_) => link::rank(),
-        Err(_) => runner::run(tests::TESTS, 1),
+        Err(_) => runner::run(tests::TESTS, tests::AT_ONCE),
     }
 }

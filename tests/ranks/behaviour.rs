@@ -1,14 +1,13 @@
 //! What a communicator promises beyond results: order, ownership, errors and its end.
 
-mod common;
-
 use std::pin::pin;
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use common::{Barrier, PATIENCE, on_every_transport, run};
+use crate::common;
+use crate::common::{Barrier, PATIENCE, on_every_transport, run};
 use kolo::{ArgumentError, Cause, Communicator, Error, Op, ReduceOp, Transport, Waited, Work, WorkError};
 
 fn argument(result: kolo::Result<()>) -> ArgumentError {

@@ -1,16 +1,14 @@
 //! The reducer on ranks that are threads: its results for all kinds of parameters, orders and
 //! uneven inputs.
 
-mod common;
-
 use std::fmt::Debug;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use common::gradients::{floats, on_ranks, typed};
-use common::{PATIENCE, Value, random, run};
+use crate::common::gradients::{floats, on_ranks, typed};
+use crate::common::{PATIENCE, Value, random, run};
 use kolo::ddp::{Bucket, BufferSync, Compress, Hook, Parameter, Reducer, ReducerBuilder, TensorMut, Uneven, Unused};
 use kolo::{Cause, Communicator, DType, Error, ReduceOp, ReducerError, Transport, f16};
 

@@ -1,10 +1,8 @@
 //! The hooks of the reducer on ranks that are threads: compression, its errors and their bounds,
 //! and local SGD.
 
-mod common;
-
-use common::gradients::{floats, on_ranks, typed};
-use common::random;
+use crate::common::gradients::{floats, on_ranks, typed};
+use crate::common::random;
 use kolo::ddp::{Compress, Hook, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, TensorMut, Uneven};
 use kolo::{DType, bf16, f16};
 

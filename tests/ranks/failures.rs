@@ -1,11 +1,9 @@
 //! What ranks report about a failure: soon, and the same on all of them.
 
-mod common;
-
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use common::{Barrier, on_every_transport, run};
+use crate::common::{Barrier, at_once, on_every_transport, run};
 use kolo::{Cause, Error, Op, ReduceOp, Transport, Waited};
 
 /// Far less than the deadline of an operation, far more than a report takes.
@@ -111,10 +109,10 @@ fn a_rank_that_left_is_named_by_ranks_that_wait_for_another() {
 /// call.
 #[test]
 fn a_rank_that_left_is_named_by_ranks_that_wait_for_a_receive_from_any_rank() {
-    let all_are_there = Barrier::new(4);
-    for first in [0, 3] {
+    at_once([0, 3], |first| {
+        let all_are_there = Barrier::new(4);
         // The deadline of rank `first` passes first.
-        let timeout = |rank| Duration::from_millis(if rank == first { 3000 } else { 6000 });
+        let timeout = |rank| Duration::from_millis(if rank == first { 2000 } else { 4000 });
         let options = |rank: usize, builder: kolo::Builder| builder.transport(Transport::Tcp).timeout(timeout(rank));
         run(4, options, |comm| {
             // All ranks have links.
@@ -130,7 +128,7 @@ fn a_rank_that_left_is_named_by_ranks_that_wait_for_a_receive_from_any_rank() {
                 other => panic!("rank {}: {other:?}", comm.rank()),
             }
         });
-    }
+    });
 }
 
 /// A receive from any rank reaches its deadline. Of the ranks that might send, one has left and one
@@ -157,8 +155,8 @@ fn a_receive_from_any_rank_names_the_rank_that_left() {
 /// detector has reported the first one as gone.
 #[test]
 fn a_rank_that_has_left_does_not_end_a_receive_from_any_other() {
-    let has_left = Barrier::new(3);
-    for (left, sends) in [(1, true), (2, true), (1, false), (2, false)] {
+    at_once([(1, true), (2, true), (1, false), (2, false)], |(left, sends)| {
+        let has_left = Barrier::new(3);
         on_every_transport(3, |comm| {
             let (mut word, sender) = ([0u8; 1], 3 - left);
             let rank = comm.rank();
@@ -189,14 +187,14 @@ fn a_rank_that_has_left_does_not_end_a_receive_from_any_other() {
                 }
             }
         });
-    }
+    });
 }
 
 /// Rank 0 receives from any rank, so it has opened links to the others. Rank 1 sends nothing and
 /// leaves the communicator, or it leaves a part of it and stays in the whole.
 #[test]
 fn a_rank_that_leaves_says_so_to_ranks_that_have_just_connected() {
-    for leaves_part in [false, true] {
+    at_once([false, true], |leaves_part| {
         let has_left = Barrier::new(2);
         on_every_transport(3, |comm| {
             let rank = comm.rank();
@@ -220,37 +218,36 @@ fn a_rank_that_leaves_says_so_to_ranks_that_have_just_connected() {
                 }
             }
         });
-    }
+    });
 }
 
 /// Rank 0 leaves when its messages fill the memory of the link.
 #[test]
 fn a_rank_whose_messages_fill_the_link_says_that_it_leaves() {
     // The sizes of rings on the heap and between processes, less the header of the message.
-    for len in [128 << 10, 256 << 10].map(|ring: usize| ring - 48) {
-        // The whole ring, and the ring without the space that a link reserves for its last message.
-        for len in [len, len - 64] {
-            let has_left = Barrier::new(2);
-            on_every_transport(3, |comm| match comm.rank() {
-                0 => {
-                    comm.send(&vec![1u8; len], 2).unwrap();
-                    drop(comm);
-                    has_left.wait();
-                }
-                1 => {
-                    has_left.wait();
-                    std::thread::sleep(Duration::from_millis(300));
-                    comm.send(&vec![2u8; len], 2).unwrap();
-                }
-                _ => {
-                    let mut message = vec![0u8; len];
-                    assert_eq!(soon(|| comm.recv_any(&mut message)).unwrap(), 0);
-                    assert_eq!(soon(|| comm.recv_any(&mut message)).unwrap(), 1);
-                    assert!(message.iter().all(|&byte| byte == 2));
-                }
-            });
-        }
-    }
+    let rings = [128 << 10, 256 << 10].map(|ring: usize| ring - 48);
+    // The whole ring, and the ring without the space that a link reserves for its last message.
+    at_once(rings.into_iter().flat_map(|ring| [ring, ring - 64]), |len| {
+        let has_left = Barrier::new(2);
+        on_every_transport(3, |comm| match comm.rank() {
+            0 => {
+                comm.send(&vec![1u8; len], 2).unwrap();
+                drop(comm);
+                has_left.wait();
+            }
+            1 => {
+                has_left.wait();
+                std::thread::sleep(Duration::from_millis(300));
+                comm.send(&vec![2u8; len], 2).unwrap();
+            }
+            _ => {
+                let mut message = vec![0u8; len];
+                assert_eq!(soon(|| comm.recv_any(&mut message)).unwrap(), 0);
+                assert_eq!(soon(|| comm.recv_any(&mut message)).unwrap(), 1);
+                assert!(message.iter().all(|&byte| byte == 2));
+            }
+        });
+    });
 }
 
 /// Rank 2 sends and leaves. Rank 1 sends nothing and stays.
@@ -353,9 +350,9 @@ fn at_the_deadline_all_name_the_rank_for_which_all_wait() {
 /// Rank 2 does not make the call, because it waits for another rank in another communicator.
 #[test]
 fn a_rank_that_waits_in_another_communicator_is_named_with_the_awaited_rank() {
-    let (has_failed, is_over) = (Barrier::new(3), Barrier::new(4));
     // Rank 3 is not a member of the communicator in which rank 0 waits.
-    for (awaited, transport) in [(1, Transport::Tcp), (3, Transport::Auto)] {
+    at_once([(1, Transport::Tcp), (3, Transport::Auto)], |(awaited, transport)| {
+        let (has_failed, is_over) = (Barrier::new(3), Barrier::new(4));
         let options = |rank: usize, builder: kolo::Builder| {
             builder.transport(transport).timeout(Duration::from_secs(if rank == 0 { 3 } else { 600 }))
         };
@@ -396,7 +393,7 @@ fn a_rank_that_waits_in_another_communicator_is_named_with_the_awaited_rank() {
                 }
             }
         });
-    }
+    });
 }
 
 /// Rank 2 waits for rank 1 in a part of the ranks, and rank 1 waits for rank 3 in the whole. So all

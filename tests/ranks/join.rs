@@ -1,7 +1,5 @@
 //! How processes join a job that has started.
 
-mod common;
-
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -11,7 +9,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use common::{Barrier, PATIENCE, on_every_transport};
+use crate::common;
+use crate::common::{Barrier, PATIENCE, on_every_transport};
 use kolo::{Builder, Communicator, Error, ReduceOp, Store, StoreError};
 
 const SECRET: [u8; 32] = [7; 32];
@@ -310,7 +309,7 @@ fn a_list_is_read_before_it_is_replaced() {
 
 #[test]
 fn ranks_may_come_to_a_growth_at_different_times() {
-    let (memory, list_is_open, timeout) = (Arc::new(Memory::default()), Barrier::new(3), Duration::from_secs(10));
+    let (memory, list_is_open, timeout) = (Arc::new(Memory::default()), Barrier::new(3), Duration::from_secs(6));
     std::thread::scope(|scope| {
         for rank in 0..2 {
             let (memory, list_is_open) = (memory.clone(), &list_is_open);
@@ -565,7 +564,7 @@ fn places_that_strangers_take_are_passed_over() {
 
 #[test]
 fn a_newcomer_learns_why_it_waits_in_vain() {
-    let soon = Duration::from_secs(3);
+    let soon = Duration::from_secs(2);
     let alone = newcomer(Arc::new(Memory::default())).start_timeout(soon).connect().unwrap_err().to_string();
     assert!(alone.contains("there is no waiting list") && alone.contains("called grow"), "{alone}");
 
@@ -585,7 +584,7 @@ fn a_newcomer_learns_why_it_waits_in_vain() {
     let (ignored, ended, waited, late) = beside_two(member, |store| {
         step.wait();
         // Long enough to take a place, also on a busy machine.
-        let ignored = newcomer(store.clone()).start_timeout(Duration::from_secs(20)).connect().map(drop);
+        let ignored = newcomer(store.clone()).start_timeout(Duration::from_secs(8)).connect().map(drop);
         step.wait();
         // The ranks have looked when the last of them drops its communicator.
         let began = Instant::now();
@@ -693,7 +692,7 @@ struct Process {
 impl Process {
     fn start(test: &str, stop: &Path, store: &str, more: impl FnOnce(&mut Command)) -> Process {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", test, "--nocapture"]).env(STOP, stop).env("KOLO_STORE", store);
+        command.args(["--exact", &format!("join::{test}"), "--nocapture"]).env(STOP, stop).env("KOLO_STORE", store);
         command.env("KOLO_JOB_ID", store).stdout(Stdio::piped());
         more(common::patient(&mut command));
         let mut child = command.spawn().unwrap();

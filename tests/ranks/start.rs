@@ -1,12 +1,11 @@
 //! How ranks connect, and what their errors say if they cannot.
 
-mod common;
-
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::common;
 use kolo::plan::{CostModel, LinkCost};
 use kolo::{Algorithm, Communicator, Error, ReduceOp, Store, StoreError, TcpStoreServer, Transport};
 
@@ -134,7 +133,7 @@ fn the_store_is_served_within_the_range_of_ports() {
 #[test]
 fn a_store_that_the_program_names_is_not_the_launchers() {
     let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "every_store_connects_ranks"])
+        .args(["--exact", "start::every_store_connects_ranks"])
         .env("KOLO_STORE_SERVED", "1")
         .env("KOLO_STORE", "tcp://127.0.0.1:1")
         .env("KOLO_START_TIMEOUT", "60")
@@ -716,7 +715,7 @@ fn a_secret_file_on_a_hung_file_system_is_given_up() {
         return common::not_run(&format!("{NAME}; it needs root and /dev/fuse"));
     };
     let mut inside = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", NAME])
+        .args(["--exact", &format!("start::{NAME}")])
         .envs([(INSIDE, "1"), ("KOLO_START_TIMEOUT", "300ms")])
         .env("KOLO_SECRET_FILE", files.path.join("secret"))
         .stdout(std::process::Stdio::piped())
@@ -751,7 +750,7 @@ fn a_silent_name_server_ends_the_start_at_its_deadline() {
     // By itself the resolver would give up after two and a half minutes.
     std::fs::write(&configuration, "nameserver 127.0.0.1\noptions timeout:30 attempts:5\n").unwrap();
     let script = "ip link set lo up && mount --bind \"$1\" /etc/resolv.conf && exec \"$0\" --exact \
-                  a_silent_name_server_ends_the_start_at_its_deadline --nocapture";
+                  start::a_silent_name_server_ends_the_start_at_its_deadline --nocapture";
     let output = std::process::Command::new("unshare")
         .args(["--mount", "--net", "sh", "-c", script])
         .arg(std::env::current_exe().unwrap())

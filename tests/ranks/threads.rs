@@ -1,12 +1,10 @@
 //! Several threads of a rank call one communicator.
 
-mod common;
-
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{on_every_transport, random};
+use crate::common::{on_every_transport, random};
 use kolo::{Cause, Communicator, Error, ReduceOp};
 
 /// How long a test lets another thread's call begin before it makes its own. The results are the

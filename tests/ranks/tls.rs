@@ -1,13 +1,11 @@
 //! Encrypted links, with certificates that the commands in `docs/settings.md` create.
-#![cfg(feature = "tls")]
-
-mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Barrier;
 
-use common::{Case, DEADLINE, PATIENCE, check, run};
+use crate::common;
+use crate::common::{Case, DEADLINE, PATIENCE, check, run};
 use kolo::{Builder, Cause, Communicator, DType, Error, Op, ReduceOp};
 
 /// Returns a folder with an authority, a certificate and its key; `None` if they cannot be created
@@ -15,7 +13,7 @@ use kolo::{Builder, Cause, Communicator, DType, Error, Op, ReduceOp};
 fn certificates(name: &str) -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tls").join(name);
     std::fs::create_dir_all(&folder).unwrap();
-    let guide = include_str!("../docs/settings.md").split("## Encrypted links").nth(1).unwrap();
+    let guide = include_str!("../../docs/settings.md").split("## Encrypted links").nth(1).unwrap();
     let commands = guide.split("```sh\n").nth(1).unwrap().split("```").next().unwrap();
     match Command::new("sh").args(["-e", "-c", commands]).current_dir(&folder).output() {
         Ok(output) if output.status.success() => Some(folder),

@@ -1,8 +1,6 @@
 //! Benchmarks on the memory of GPUs, on a library with the name of NVIDIA's driver whose GPUs are in
 //! host memory (`tests/cuda_driver`). Each rank is a process. All of kolo's calls of the driver run.
 
-#![cfg(all(feature = "cuda", target_os = "linux"))]
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;

@@ -625,12 +625,12 @@ mod bench {
             "scatter",
             "send_recv",
         ] {
-            for more in [
-                &[][..],
-                &["--registered", "--dtype", "bf16", "--root", "1"],
-                &["--transport", "tcp", "--dtype", "u8", "--redop", "max"],
-            ] {
-                let arguments = [&[op, "--sizes", "8,1000,70K", "--iters", "2", "--warmup", "1", "--check"], more].concat();
+            let others: [&[&str]; 2] =
+                [&["--registered", "--dtype", "bf16", "--root", "1"], &["--transport", "tcp", "--dtype", "u8", "--redop", "max"]];
+            // In turns, unless every case is tried.
+            for more in [&[][..]].into_iter().chain(if all() { others.to_vec() } else { vec![others[op.len() % 2]] }) {
+                let arguments =
+                    [&[op, "--sizes", "8,1000,70K", "--iters", "2", "--warmup", "1", "--check", "--wide"], more].concat();
                 let table = run("3", &arguments);
                 assert!(table.contains("Out of bounds values : 0 OK"), "{table}");
                 assert!(table.contains("algbw") && table.contains("#wrong") && table.contains("p99"), "{table}");
@@ -644,8 +644,28 @@ mod bench {
     fn large_buffers_are_right_by_every_way_that_they_can_pass() {
         for copy_mode in ["auto", "staged", "streamed", "cma"] {
             for op in ["all_reduce", "all_gather", "all_to_all"] {
-                let bench =
-                    ["bench", op, "--sizes", "1M,9M", "--iters", "2", "--warmup", "1", "--check", "--copy-mode", copy_mode];
+                // Each way with one of them, and the chosen one with all, unless every case is tried.
+                let is_its = matches!(
+                    (copy_mode, op),
+                    ("auto", _) | ("staged", "all_reduce") | ("streamed", "all_gather") | ("cma", "all_to_all")
+                );
+                if !is_its && !all() {
+                    continue;
+                }
+                let bench = [
+                    "bench",
+                    op,
+                    "--wide",
+                    "--sizes",
+                    "1M,9M",
+                    "--iters",
+                    "2",
+                    "--warmup",
+                    "1",
+                    "--check",
+                    "--copy-mode",
+                    copy_mode,
+                ];
                 let output = kolo(&[&["run", "-n", "3", "--"], &bench[..]].concat());
                 assert!(text(&output.stdout).contains("Out of bounds values : 0 OK"), "{copy_mode} {op}: {output:?}");
                 let warned = text(&output.stderr).contains("does not let ranks read");
@@ -664,7 +684,7 @@ mod bench {
     #[test]
     fn results_are_right_in_every_layout_of_flags() {
         for layout in ["auto", "flat", "hierarchy"] {
-            let bench = ["bench", "all_reduce", "--sizes", "8,1M", "--iters", "20", "--check", "--flag-layout", layout];
+            let bench = ["bench", "all_reduce", "--wide", "--sizes", "8,1M", "--iters", "4", "--check", "--flag-layout", layout];
             let said = said(&[&["run", "-n", "3", "--"], &bench[..]].concat());
             assert!(said.contains("Out of bounds values : 0 OK"), "{layout}: {said}");
         }
@@ -694,6 +714,16 @@ mod bench {
         }
     }
 
+    /// The longest names of reductions, and the largest numbers.
+    #[test]
+    fn the_table_fits_100_columns() {
+        let table = run("3", &["all_reduce", "--sizes", "8,32M", "--redop", "product", "--check", "--transport", "tcp"]);
+        assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
+        assert!(!table.contains("out-of-place") && !table.contains("p99"), "{table}");
+        let wide = run("2", &["all_reduce", "--sizes", "8", "--wide"]);
+        assert!(wide.contains("out-of-place") && wide.contains(" in-place"), "{wide}");
+    }
+
     #[test]
     fn results_are_checked_only_on_request() {
         assert!(!run("1", &["all_reduce", "--sizes", "8", "--iters", "1"]).contains("Out of bounds"));
@@ -705,7 +735,7 @@ mod bench {
         std::fs::create_dir_all(&folder).unwrap();
         let (json, svg) = (folder.join("a.json"), folder.join("a.svg"));
         let files = ["--json", json.to_str().unwrap(), "--plot", svg.to_str().unwrap()];
-        run("2", &[&["all_gather", "-b", "8", "-e", "2K", "-f", "4", "--iters", "3", "--check"], &files[..]].concat());
+        run("2", &[&["all_gather", "-b", "8", "-e", "2K", "-f", "4", "--iters", "3", "--check", "--wide"], &files[..]].concat());
         let report: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
         assert_eq!(report["kolo"], env!("CARGO_PKG_VERSION"));
         assert_eq!(

@@ -84,7 +84,7 @@ fn run_an_inner_job() {
     let folder = Folder::new("inside");
     let ranks = [0, 1, 2].map(|rank| {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "be_a_rank", "--nocapture"]).env(TASK, "inside").env("KOLO_RANK", rank.to_string());
+        command.args(["--exact", "run::be_a_rank", "--nocapture"]).env(TASK, "inside").env("KOLO_RANK", rank.to_string());
         command.env("KOLO_STORE", format!("file://{}", folder.0.join("store").display())).env_remove("KOLO_STORE_SERVED");
         command.stdin(Stdio::null()).spawn().unwrap()
     });
@@ -177,7 +177,7 @@ fn job(task: &str) -> (Output, String) {
 fn job_in(directory: &Path, temporary: &OsStr, task: &str) -> (Output, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
     command.args(["run", "-n", "3", "--grace", "240s", "--"]).arg(std::env::current_exe().unwrap());
-    command.args(["--exact", "be_a_rank", "--nocapture"]).env(TASK, task).env(TEMPORARY, temporary).current_dir(directory);
+    command.args(["--exact", "run::be_a_rank", "--nocapture"]).env(TASK, task).env(TEMPORARY, temporary).current_dir(directory);
     let output = command.stdin(Stdio::null()).output().unwrap();
     let last = text(&output.stderr).lines().last().unwrap_or_default().to_owned();
     let left = std::fs::read_dir(directory.join(temporary)).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();

@@ -3,10 +3,6 @@
 //! Most tests have a stand-in for ssh, which runs the command on this machine with an environment of
 //! its own, as ssh does. Where sshd can run, a job also starts over it, and, as root, between network
 //! namespaces. The ranks are shell scripts or this program again, with the test [`be_a_rank`].
-#![cfg(unix)]
-
-#[path = "common/namespaces.rs"]
-mod namespaces;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,8 +13,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use kolo::Communicator;
-use namespaces::Namespaces;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+use crate::namespaces::Namespaces;
 
 /// The variable that tells a rank what to do.
 const TASK: &str = "KOLO_TEST_TASK";
@@ -164,7 +161,11 @@ fn be_a_rank() {
 
 /// Adds this program as the ranks.
 fn with_ranks<'a>(command: &'a mut Command, task: &str) -> &'a mut Command {
-    command.arg("--").arg(std::env::current_exe().unwrap()).args(["--exact", "be_a_rank", "--nocapture"]).env(TASK, task)
+    command
+        .arg("--")
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "run_hosts::be_a_rank", "--nocapture"])
+        .env(TASK, task)
 }
 
 #[test]

@@ -2,7 +2,6 @@
 //!
 //! The ranks are this program again: `kolo run` starts it with one test, [`be_a_rank`], which does
 //! nothing otherwise.
-#![cfg(windows)]
 
 use std::fs::OpenOptions;
 use std::os::windows::fs::OpenOptionsExt;
@@ -20,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Returns this program as a rank.
 fn rank(task: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["be_a_rank", "--exact", "--nocapture"]).env(TASK, task);
+    command.args(["run_windows::be_a_rank", "--exact", "--nocapture"]).env(TASK, task);
     command
 }
 

@@ -3,8 +3,6 @@
 //! The ranks are this program again: `kolo run` starts it with one test, [`be_a_rank`], which does
 //! nothing otherwise.
 
-#![cfg(unix)]
-
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -93,7 +91,7 @@ impl Job {
     fn launch(folder: &Path, task: &str) -> Child {
         let this = std::env::current_exe().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
-        command.args(["run", "-n", &RANKS.to_string(), "--"]).arg(this).args(["--exact", "be_a_rank", "--nocapture"]);
+        command.args(["run", "-n", &RANKS.to_string(), "--"]).arg(this).args(["--exact", "top::be_a_rank", "--nocapture"]);
         command.env(TASK, task).env(FOLDER, folder).env("TMPDIR", folder).stdout(Stdio::null()).stdin(Stdio::null());
         for name in ["KOLO_TOP_DIR", "KOLO_SECRET", "KOLO_SECRET_FILE", "KOLO_STORE", "KOLO_JOB_ID"] {
             command.env_remove(name);

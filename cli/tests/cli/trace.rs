@@ -118,7 +118,7 @@ fn text(output: &Output) -> String {
 fn job(task: &str, folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
     command.args(["run", "-n", "3", "--grace", "240s", "--"]).arg(std::env::current_exe().unwrap());
-    command.args(["--exact", "be_a_rank", "--nocapture"]).env(TASK, task).env("KOLO_TRACE_DIR", folder);
+    command.args(["--exact", "trace::be_a_rank", "--nocapture"]).env(TASK, task).env("KOLO_TRACE_DIR", folder);
     command.stdin(Stdio::null());
     command
 }

@@ -1,0 +1,22 @@
+//! The program `kolo` and the C library as users run them.
+
+#[path = "../../../tests/common/mod.rs"]
+mod common;
+#[cfg(unix)]
+#[path = "../common/namespaces.rs"]
+mod namespaces;
+
+mod c;
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+mod cuda;
+mod doctor;
+mod program;
+mod run;
+#[cfg(unix)]
+mod run_hosts;
+#[cfg(windows)]
+mod run_windows;
+mod soak;
+#[cfg(unix)]
+mod top;
+mod trace;
