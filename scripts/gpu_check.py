@@ -227,7 +227,7 @@ class Check:
 
         def measure(some):
             file.unlink(missing_ok=True)
-            bench = [self.kolo, "bench", "all_reduce", "--device", "cuda", "--sizes", ",".join(map(str, some)), "--check"]
+            bench = [self.kolo, "bench", "all_reduce", "--device", "cuda", "--sizes", ",".join(map(str, some)), "--wide", "--check"]
             timeout = f"{20 * self.commands.slow:.0f}s"
             bench += ["--iters", 10, "--warmup", 3, "--timeout", timeout, "--json", file, *options]
             status, text = self.run([self.kolo, "run", "-n", ranks, "--", *bench], 25, "kolo bench", environment)

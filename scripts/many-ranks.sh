@@ -79,7 +79,7 @@ awk -v ranks="$ranks" -v began="$began" -v started="$started" -v ended="$ended" 
         printf "memory of a rank (PSS): %.2f MiB, at most %.2f; all %.0f MiB\n", pss / NR / 1024, largest / 1024, pss / 1024
         printf "threads of a rank: %.1f; %d of %d ranks examined\n", threads / NR, NR, ranks
     }' "$folder/costs"
-awk '/^ *[0-9]/ { print "time of a call, median: " $10 " us, by " $NF }' "$folder/out"
+awk '/^ *[0-9]/ { print "time of a call: " $6 " us, by " $NF }' "$folder/out"
 # A busy machine lets TCP send a segment again although none was lost.
 join "$folder/before" "$folder/after" | awk -v ranks="$ranks" '
     $1 ~ /^(Tcp:AttemptFails|Tcp:RetransSegs|Tcp:ActiveOpens|TcpExt:ListenOverflows|TcpExt:ListenDrops)$/ {

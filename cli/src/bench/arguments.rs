@@ -36,12 +36,16 @@ pub(crate) struct Args {
     /// Root of operations that have one
     #[arg(short = 'r', long, default_value = "0")]
     pub(super) root: usize,
-    /// Measured samples of each size, which are loops of 4 to 200 calls
-    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..), default_value = "20")]
-    pub(super) iters: u32,
-    /// Samples before the measured ones
-    #[arg(short = 'w', long, default_value = "5")]
-    pub(super) warmup: u32,
+    /// Measured samples of each size, which are loops of 4 to 200 calls [default: as many as take
+    /// half a second, from 5 to 20]
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) iters: Option<u32>,
+    /// Samples before the measured ones [default: a quarter of their number]
+    #[arg(short = 'w', long)]
+    pub(super) warmup: Option<u32>,
+    /// Also measure out of place, and print the columns of nccl-tests
+    #[arg(long)]
+    pub(super) wide: bool,
     /// Check the results of calls that are not measured, and count the wrong elements
     #[arg(short = 'c', long)]
     pub(super) check: bool,
@@ -108,6 +112,12 @@ impl Args {
         }
         let next = |size: &u64| size.max(&1).checked_mul(self.factor).filter(|&next| next <= self.max);
         std::iter::successors(Some(self.min), next).collect()
+    }
+
+    /// Returns the forms to measure: whether each is in place.
+    pub(super) fn forms(&self) -> Vec<bool> {
+        let has = |in_place: bool| self.device.has(self.op, in_place) && (self.op.has_in_place() || !in_place);
+        if !self.wide && has(true) { vec![true] } else { [false, true].into_iter().filter(|&form| has(form)).collect() }
     }
 
     /// Connects with the settings of the arguments.

@@ -5,7 +5,7 @@
 //! ranks than processors, whatever a rank does between two calls delays the others. Results are
 //! checked in calls of their own.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo::{ArgumentError, Communicator, Error, Op, ReduceOp, Registered, Result};
 
@@ -19,6 +19,10 @@ use super::pattern::{Pattern, STALE, is_right, reduced, rounding_of_messages, sm
 const SAMPLE: usize = 16 << 20;
 const FEWEST: usize = 4;
 const MOST: usize = 200;
+/// Without `--iters`, as many samples are measured as take this long, within these limits.
+const ENOUGH: Duration = Duration::from_millis(500);
+const FEWEST_SAMPLES: u32 = 5;
+const MOST_SAMPLES: u32 = 20;
 /// How many calls are checked: the second finds the buffers that the first has used.
 const CHECKED: u32 = 2;
 
@@ -200,15 +204,27 @@ pub(crate) fn measure<T: Pattern>(
     let lens = if in_place { (0, plan.elements) } else { (plan.send, plan.recv) };
     // However often zeros are reduced in place, they stay zeros.
     memory.fill(lens, |_| 0, 0)?;
-    let mut samples = Vec::with_capacity(args.iters as usize);
-    for sample in 0..args.warmup + args.iters {
+    let mut sample = || -> Result<f64> {
         comm.barrier()?;
         let began = Instant::now();
         memory.call(comm, args, lens, in_place, plan.calls)?;
-        if sample >= args.warmup {
-            samples.push(began.elapsed().as_secs_f64() / plan.calls as f64);
+        Ok(began.elapsed().as_secs_f64())
+    };
+    let mut warmed = 0;
+    let iters = match args.iters {
+        Some(iters) => iters,
+        // All ranks take the number that the slowest one would.
+        None => {
+            let mut took = [sample()?];
+            warmed = 1;
+            comm.all_reduce(&mut took, ReduceOp::Max)?;
+            ((ENOUGH.as_secs_f64() / took[0]) as u32).clamp(FEWEST_SAMPLES, MOST_SAMPLES)
         }
+    };
+    for _ in warmed..args.warmup.unwrap_or(iters.div_ceil(4)) {
+        sample()?;
     }
+    let mut samples = (0..iters).map(|_| Ok(sample()? / plan.calls as f64)).collect::<Result<Vec<f64>>>()?;
     comm.all_reduce(&mut samples, ReduceOp::Max)?;
     samples.sort_by(f64::total_cmp);
     let wrong = if args.check { Some(check(comm, args, plan, memory, in_place, lens)?) } else { None };

@@ -1,6 +1,6 @@
 //! `kolo bench`: measures a collective among the ranks of this job.
 //!
-//! The columns, the sizes and the bus bandwidth factors are those of nccl-tests.
+//! The sizes and the bus bandwidth factors are those of nccl-tests, and with `--wide` the columns.
 
 mod arguments;
 pub(crate) mod device;
@@ -11,12 +11,9 @@ mod plot;
 mod report;
 mod table;
 
-use std::io::IsTerminal;
-
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kolo::{Communicator, DType, bf16, f16};
 
-use crate::{files, units};
+use crate::files;
 pub(crate) use arguments::Args;
 use measure::{Figures, Measured, Plan};
 use pattern::Pattern;
@@ -77,14 +74,9 @@ fn bench_typed<T: Pattern>(args: &Args, comm: &Communicator) -> kolo::Result<Rep
     if is_rank_0 {
         table::head(&report, args);
     }
-    let bar = progress_bar(plans.len(), is_rank_0);
     for plan in &plans {
-        bar.set_message(units::show_bytes(plan.bytes));
         let mut figures = Figures::default();
-        for in_place in [false, true] {
-            if (in_place && !args.op.has_in_place()) || !args.device.has(args.op, in_place) {
-                continue;
-            }
+        for in_place in args.forms() {
             let measured: Measured = measure::measure(comm, args, plan, &mut memory, in_place)?;
             *(if in_place { &mut figures.in_place } else { &mut figures.out_of_place }) = Some(measured);
         }
@@ -97,24 +89,13 @@ fn bench_typed<T: Pattern>(args: &Args, comm: &Communicator) -> kolo::Result<Rep
         );
         let row = Row::new(plan, algorithm, figures, args.op, comm.world_size());
         if is_rank_0 {
-            bar.suspend(|| table::row(&report, &row));
+            table::row(&report, &row, args.wide);
         }
         report.rows.push(row);
-        bar.inc(1);
     }
-    bar.finish_and_clear();
     report.count_paths(comm);
     if is_rank_0 {
         table::foot(&report);
     }
     Ok(report)
-}
-
-/// Shows progress on rank 0's terminal.
-fn progress_bar(sizes: usize, is_rank_0: bool) -> ProgressBar {
-    let shows = is_rank_0 && std::io::stderr().is_terminal() && sizes > 1;
-    let target = if shows { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} sizes, now {msg}, {elapsed}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::with_draw_target(Some(sizes as u64), target).with_style(style)
 }

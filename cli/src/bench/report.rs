@@ -31,8 +31,6 @@ pub(crate) struct Report {
     #[serde(skip_serializing_if = "Devices::are_unused")]
     pub(crate) devices: Devices,
     pub(crate) rows: Vec<Row>,
-    #[serde(skip)]
-    pub(crate) operation: Operation,
 }
 
 /// The machine of rank 0.
@@ -95,7 +93,6 @@ impl Report {
             machine: Machine::this(),
             devices: Devices::default(),
             rows: Vec::new(),
-            operation: args.op,
         }
     }
 

@@ -1,13 +1,26 @@
-//! The table that nccl-tests prints.
+//! The table: with `--wide` that of nccl-tests, otherwise what fits 100 columns of it.
 
 use super::arguments::Args;
 use super::report::{Line, Report, Row};
 use crate::say;
 use crate::units::count;
 
-/// Columns of one form: time, algorithm and bus bandwidth, wrong elements, median and 99th
-/// percentile.
-const FORM: usize = 9 + 8 + 8 + 8 + 9 + 9 + 5;
+/// The columns of one form: title, unit and width. The narrow table lacks the last two.
+const FORM: [(&str, &str, usize); 6] = [
+    ("time", "(us)", 9),
+    ("algbw", "(GB/s)", 7),
+    ("busbw", "(GB/s)", 7),
+    ("#wrong", "", 6),
+    ("p50", "(us)", 9),
+    ("p99", "(us)", 9),
+];
+const NARROW: usize = 4;
+
+/// The columns that `args` ask for, with a blank before each.
+fn columns(is_wide: bool, cells: [&str; FORM.len()]) -> String {
+    let shown = if is_wide { FORM.len() } else { NARROW };
+    FORM.iter().zip(cells).take(shown).map(|((_, _, width), cell)| format!(" {cell:>width$}")).collect()
+}
 
 pub(super) fn head(report: &Report, args: &Args) {
     let Report { ranks, hosts, transport, .. } = report;
@@ -15,42 +28,40 @@ pub(super) fn head(report: &Report, args: &Args) {
     let (ranks, hosts) = (count(*ranks, "rank"), count(*hosts, "host"));
     let wire = report.wire_dtype.map_or_else(String::new, |wire| format!(", {wire} between hosts from 16 KiB on"));
     say(&format!("# kolo {} {}: {ranks} on {hosts} over {transport}{registered}{wire}", env!("CARGO_PKG_VERSION"), report.op));
-    say(&format!(
-        "# {} warm-up and {} measured samples, each a loop of 4 to 200 calls after a barrier (--json tells); times are means, of \
-         the slowest rank",
-        args.warmup, args.iters
-    ));
+    let forms: Vec<&str> = args.forms().into_iter().map(|in_place| if in_place { "in-place" } else { "out-of-place" }).collect();
+    let more = if args.wide { "" } else { " (--wide: more)" };
+    say(&format!("# {}{more}; times are means of loops of calls after a barrier, of the slowest rank", forms.join(" and ")));
     say("#");
-    let forms = if report.operation.has_in_place() { vec!["out-of-place", "in-place"] } else { vec!["out-of-place"] };
-    let over = |text: &dyn Fn(&str) -> String| forms.iter().map(|form| text(form)).collect::<Vec<_>>().join("   ");
-    let columns = |time: &str, rest: [&str; 5]| {
-        format!("{time:>9} {:>8} {:>8} {:>8} {:>9} {:>9}", rest[0], rest[1], rest[2], rest[3], rest[4])
-    };
-    say(&format!("# {:>12} {:>12} {:>6} {:>8} {:>5}   {}", "", "", "", "", "", over(&|form| format!("{form:^FORM$}"))));
-    let names = over(&|_| columns("time", ["algbw", "busbw", "#wrong", "p50", "p99"]));
-    say(&format!("# {:>12} {:>12} {:>6} {:>8} {:>5}   {names}  algorithm", "size", "count", "type", "redop", "root"));
-    let units = over(&|_| columns("(us)", ["(GB/s)", "(GB/s)", "", "(us)", "(us)"]));
-    say(&format!("# {:>12} {:>12} {:>6} {:>8} {:>5}   {units}", "(B)", "(elements)", "", "", ""));
+    let over = |text: &dyn Fn(&str) -> String| forms.iter().map(|form| text(form)).collect::<Vec<_>>().join("  ");
+    if args.wide {
+        let width = columns(true, [""; FORM.len()]).len();
+        say(&format!("# {:>11} {:>11} {:>5} {:>7} {:>4} {}", "", "", "", "", "", over(&|form| format!("{form:^width$}"))));
+    }
+    let titles = over(&|_| columns(args.wide, FORM.map(|(title, ..)| title)));
+    say(&format!("# {:>11} {:>11} {:>5} {:>7} {:>4} {titles}  algorithm", "size", "count", "type", "redop", "root"));
+    let units = over(&|_| columns(args.wide, FORM.map(|(_, unit, _)| unit)));
+    say(&format!("# {:>11} {:>11} {:>5} {:>7} {:>4} {units}", "(B)", "(elements)", "", "", ""));
 }
 
-pub(super) fn row(report: &Report, row: &Row) {
-    let forms: Vec<String> = row.lines().map(form).collect();
+pub(super) fn row(report: &Report, row: &Row, is_wide: bool) {
+    let forms: Vec<String> = row.lines().map(|line| form(line, is_wide)).collect();
     let root = report.root.map_or_else(|| "-1".to_owned(), |root| root.to_string());
     let redop = report.redop.unwrap_or("none");
     say(&format!(
-        "  {:>12} {:>12} {:>6} {redop:>8} {root:>5}   {}  {}",
+        "  {:>11} {:>11} {:>5} {redop:>7} {root:>4} {}  {}",
         row.bytes,
         row.count,
         report.dtype,
-        forms.join("   "),
+        forms.join("  "),
         row.algorithm
     ));
 }
 
-fn form(line: &Line) -> String {
+fn form(line: &Line, is_wide: bool) -> String {
     let wrong = line.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string());
     let [time, p50, p99] = [line.mean_us, line.p50_us, line.p99_us].map(microseconds);
-    format!("{time:>9} {:>8.2} {:>8.2} {wrong:>8} {p50:>9} {p99:>9}", line.algbw_gbs, line.busbw_gbs)
+    let [algbw, busbw] = [line.algbw_gbs, line.busbw_gbs].map(|rate| format!("{rate:.2}"));
+    columns(is_wide, [&time, &algbw, &busbw, &wrong, &p50, &p99])
 }
 
 /// Shows a time in microseconds with four significant digits where they fit.
