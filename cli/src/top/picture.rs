@@ -5,13 +5,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kolo::observer::{Communicator, Silence};
-use ratatui::Terminal;
-use ratatui::backend::TestBackend;
-use ratatui::buffer::Buffer;
-use ratatui::style::{Color, Modifier};
 
+use super::lines::{Line, Style};
 use super::sample::{all_reduce, comm, link, snapshot, state, totals};
-use super::screen::{Scroll, draw};
+use super::screen::{Scroll, rows};
 use super::state::State;
 use super::view::View;
 
@@ -40,27 +37,27 @@ fn job() -> State {
     state
 }
 
-fn drawn() -> Buffer {
+fn drawn() -> Vec<Line> {
     let state = job();
     let heard = state.ranks[5].last.as_ref().expect("every rank has answered").0;
     let view = View::new(&state, heard + Duration::from_millis(1520));
-    let mut terminal = Terminal::new(TestBackend::new(SIZE.0, SIZE.1)).unwrap();
-    terminal.draw(|frame| draw(frame, &view, &mut Scroll::default())).unwrap();
-    terminal.backend().buffer().clone()
+    rows(&view, SIZE, &mut Scroll::default())
 }
 
-/// Returns the colour of a cell as SVG has it.
-fn colour(colour: Color, modifier: Modifier) -> &'static str {
-    match (colour, modifier.contains(Modifier::DIM)) {
-        (Color::Red, _) => "#ff7b72",
-        (Color::Yellow, _) => "#e3b341",
-        (Color::Green, _) => "#7ee787",
-        (_, true) => "#8b949e",
-        (_, false) => "#e6edf3",
+/// Returns the colour of a piece as SVG has it, and its weight.
+fn looks(style: Style) -> (&'static str, &'static str) {
+    const BOLD: &str = " font-weight=\"bold\"";
+    match style {
+        Style::Plain => ("#e6edf3", ""),
+        Style::Heading => ("#e6edf3", BOLD),
+        Style::Faint => ("#8b949e", ""),
+        Style::Good => ("#7ee787", ""),
+        Style::Waits => ("#e3b341", ""),
+        Style::Bad => ("#ff7b72", BOLD),
     }
 }
 
-fn svg(buffer: &Buffer) -> String {
+fn svg(rows: &[Line]) -> String {
     let (width, height) = (f64::from(SIZE.0) * LETTER.0 + 24.0, f64::from(SIZE.1) * LETTER.1 + 24.0);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" height=\"{height:.0}\">\n\
@@ -68,29 +65,24 @@ fn svg(buffer: &Buffer) -> String {
          <rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"#0d1117\"/>\n\
          <g font-family=\"DejaVu Sans Mono, Menlo, Consolas, monospace\" font-size=\"14\" xml:space=\"preserve\">\n"
     );
-    for y in 0..SIZE.1 {
+    for (y, row) in rows.iter().enumerate() {
         let mut x = 0;
-        while x < SIZE.0 {
-            let cell = &buffer[(x, y)];
-            let (from, looks) = (x, (cell.fg, cell.modifier));
-            let mut text = String::new();
-            while x < SIZE.0 && (buffer[(x, y)].fg, buffer[(x, y)].modifier) == looks {
-                text += buffer[(x, y)].symbol();
-                x += 1;
-            }
-            if text.trim().is_empty() {
+        for (style, text) in row {
+            let lead = text.len() - text.trim_start().len();
+            let from = x + lead;
+            x += text.chars().count();
+            let text = text.trim();
+            if text.is_empty() {
                 continue;
             }
-            let lead = text.len() - text.trim_start().len();
-            let text = text.trim().replace('&', "&amp;").replace('<', "&lt;");
-            let weight = if looks.1.contains(Modifier::BOLD) { " font-weight=\"bold\"" } else { "" };
+            let (colour, weight) = looks(*style);
             let _ = writeln!(
                 svg,
-                "<text x=\"{:.1}\" y=\"{:.1}\" textLength=\"{:.1}\" fill=\"{}\"{weight}>{text}</text>",
-                12.0 + (f64::from(from) + lead as f64) * LETTER.0,
-                12.0 + (f64::from(y) + 0.8) * LETTER.1,
-                text.replace("&amp;", "&").replace("&lt;", "<").chars().count() as f64 * LETTER.0,
-                colour(looks.0, looks.1),
+                "<text x=\"{:.1}\" y=\"{:.1}\" textLength=\"{:.1}\" fill=\"{colour}\"{weight}>{}</text>",
+                12.0 + from as f64 * LETTER.0,
+                12.0 + (y as f64 + 0.8) * LETTER.1,
+                text.chars().count() as f64 * LETTER.0,
+                text.replace('&', "&amp;").replace('<', "&lt;"),
             );
         }
     }

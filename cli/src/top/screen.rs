@@ -1,16 +1,16 @@
 //! Shows the view in a terminal, again and again, until a key or a signal ends it.
 
+use std::io::{self, Stdout};
+use std::ops::Range;
+use std::panic;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
 use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-use ratatui::Frame;
-use ratatui::layout::{Constraint, Layout};
-use ratatui::style::{Color, Modifier, Style as Looks, Stylize};
-use ratatui::text::{Line as Row, Span, Text};
-use ratatui::widgets::Paragraph;
+use crossterm::style::{Attribute, Color, ContentStyle, PrintStyledContent, StyledContent};
+use crossterm::{cursor, execute, queue, terminal};
 
-use super::lines::{Style, lines};
+use super::lines::{Line, Style, lines};
 use super::poll::Poll;
 use super::view::View;
 use crate::run::process;
@@ -20,18 +20,49 @@ const BLINK: Duration = Duration::from_millis(100);
 
 /// Takes the terminal, and gives it back when it is dropped. A panic gives it back before its message is
 /// printed.
-struct Terminal(ratatui::DefaultTerminal);
+struct Terminal(Stdout);
 
 impl Terminal {
     fn take() -> Result<Terminal, String> {
-        ratatui::try_init().map(Terminal).map_err(|error| format!("the terminal cannot be used: {error}; give --once or --json"))
+        let failed = |error: io::Error| format!("the terminal cannot be used: {error}; give --once or --json");
+        terminal::enable_raw_mode().map_err(failed)?;
+        // From here on, an error also gives it back.
+        let mut taken = Terminal(io::stdout());
+        let report = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            give_back();
+            report(info);
+        }));
+        execute!(taken.0, terminal::EnterAlternateScreen, terminal::DisableLineWrap, cursor::Hide).map_err(failed)?;
+        Ok(taken)
+    }
+
+    /// Draws the view in the whole terminal.
+    fn draw(&mut self, view: &View, scroll: &mut Scroll) -> io::Result<()> {
+        let (width, height) = terminal::size()?;
+        let rows = rows(view, (width, height), scroll);
+        queue!(self.0, terminal::BeginSynchronizedUpdate)?;
+        for (y, row) in (0..height).zip(rows) {
+            queue!(self.0, cursor::MoveTo(0, y))?;
+            for (style, text) in row {
+                queue!(self.0, PrintStyledContent(StyledContent::new(looks(style), text)))?;
+            }
+            queue!(self.0, terminal::Clear(terminal::ClearType::UntilNewLine))?;
+        }
+        execute!(self.0, terminal::EndSynchronizedUpdate)
     }
 }
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        ratatui::restore();
+        give_back();
     }
+}
+
+/// Gives the terminal back. What fails here leaves it as it is: there is nothing else to do.
+fn give_back() {
+    _ = execute!(io::stdout(), cursor::Show, terminal::EnableLineWrap, terminal::LeaveAlternateScreen);
+    _ = terminal::disable_raw_mode();
 }
 
 pub(super) fn show(poll: &Poll, interval: Duration) -> Result<(), String> {
@@ -41,8 +72,7 @@ pub(super) fn show(poll: &Poll, interval: Duration) -> Result<(), String> {
     let mut scroll = Scroll::default();
     let last = loop {
         let view = View::new(&poll.state(), Instant::now());
-        let drawn = terminal.0.draw(|frame| draw(frame, &view, &mut scroll));
-        drawn.map_err(|error| format!("the terminal cannot be written: {error}"))?;
+        terminal.draw(&view, &mut scroll).map_err(|error| format!("the terminal cannot be written: {error}"))?;
         if view.has_ended() {
             break Some(view);
         }
@@ -116,33 +146,54 @@ fn moved(from: Scroll, key: KeyCode) -> Option<Scroll> {
     }
 }
 
-/// Draws a part of the view. `scroll` is corrected if there are fewer lines or columns.
-pub(super) fn draw(frame: &mut Frame<'_>, view: &View, scroll: &mut Scroll) {
-    let [body, foot] = Layout::vertical([Constraint::Min(1), Constraint::Length(1)]).areas(frame.area());
-    let span = |(style, text): (Style, String)| Span::styled(text, looks(style));
-    let rows: Vec<Row<'_>> =
-        lines(view, body.width.into()).into_iter().map(|line| line.into_iter().map(span).collect()).collect();
+/// Returns the part of the view that a terminal of this width and height shows, with a line of help at
+/// its foot. `scroll` is corrected if there are fewer lines or columns.
+pub(super) fn rows(view: &View, (width, height): (u16, u16), scroll: &mut Scroll) -> Vec<Line> {
+    let all = lines(view, width.into());
+    let body = height.saturating_sub(1);
     let beyond = |all: usize, shown: u16| u16::try_from(all).unwrap_or(u16::MAX).saturating_sub(shown);
-    let most = beyond(rows.len(), body.height);
+    let length = |line: &Line| line.iter().map(|(_, text)| text.chars().count()).sum::<usize>();
+    let most = beyond(all.len(), body);
     scroll.line = scroll.line.min(most);
-    scroll.column = scroll.column.min(beyond(rows.iter().map(Row::width).max().unwrap_or(0), body.width));
-    frame.render_widget(Paragraph::new(Text::from(rows)).scroll((scroll.line, scroll.column)), body);
+    scroll.column = scroll.column.min(beyond(all.iter().map(length).max().unwrap_or(0), width));
+    let columns = scroll.column.into()..usize::from(scroll.column) + usize::from(width);
+    let shown = all.into_iter().skip(scroll.line.into()).take(body.into());
+    let mut rows: Vec<Line> = shown.map(|line| part(line, columns.clone())).collect();
+    rows.resize(body.into(), Line::new());
     let more = if most > 0 {
-        format!("   lines {} to {} of {}", scroll.line + 1, scroll.line + body.height, most + body.height)
+        format!("   lines {} to {} of {}", scroll.line + 1, scroll.line + body, most + body)
     } else {
         String::new()
     };
-    frame.render_widget(Paragraph::new(format!("q: leave   arrows: scroll{more}").dim()), foot);
+    rows.push(part(vec![(Style::Faint, format!("q: leave   arrows: scroll{more}"))], 0..width.into()));
+    rows
 }
 
-fn looks(style: Style) -> Looks {
-    let plain = Looks::new();
+/// Returns these columns of a line. Control characters, which could change the terminal, are left out.
+fn part(line: Line, columns: Range<usize>) -> Line {
+    let mut at = 0;
+    let cut = |(style, text): (Style, String)| {
+        let shown = |_: &char| {
+            at += 1;
+            columns.contains(&(at - 1))
+        };
+        (style, text.chars().filter(|letter| !letter.is_control()).filter(shown).collect::<String>())
+    };
+    line.into_iter().map(cut).filter(|(_, text)| !text.is_empty()).collect()
+}
+
+fn looks(style: Style) -> ContentStyle {
+    let mut looks = ContentStyle::new();
+    looks.foreground_color = match style {
+        Style::Good => Some(Color::DarkGreen),
+        Style::Waits => Some(Color::DarkYellow),
+        Style::Bad => Some(Color::DarkRed),
+        Style::Plain | Style::Heading | Style::Faint => None,
+    };
     match style {
-        Style::Plain => plain,
-        Style::Heading => plain.add_modifier(Modifier::BOLD),
-        Style::Faint => plain.add_modifier(Modifier::DIM),
-        Style::Good => plain.fg(Color::Green),
-        Style::Waits => plain.fg(Color::Yellow),
-        Style::Bad => plain.fg(Color::Red).add_modifier(Modifier::BOLD),
+        Style::Heading | Style::Bad => looks.attributes.set(Attribute::Bold),
+        Style::Faint => looks.attributes.set(Attribute::Dim),
+        Style::Plain | Style::Good | Style::Waits => {}
     }
+    looks
 }
