@@ -15,18 +15,19 @@ if [ $# != 0 ]; then
 fi
 cd "$(dirname "$0")/.."
 
-release=${CARGO_TARGET_DIR:-target}/release
+built=${CARGO_TARGET_DIR:-target}/dist
+staged=${CARGO_TARGET_DIR:-target}/release/debian
 if [ -z "${BUILT:-}" ]; then
     features=
     for feature in $(echo "${FEATURES-cuda}" | tr , ' '); do
         features=$features,kolo-capi/$feature,kolo-cli/$feature
     done
-    cargo build --release --package kolo-capi --package kolo-cli --features "${features#,}"
-    BUILT=$release
+    cargo build --profile dist --package kolo-capi --package kolo-cli --features "${features#,}"
+    BUILT=$built
 fi
-rm -rf "$release/debian"
-mkdir -p "$release/debian/usr/bin" target/debian
-BUILT=$BUILT DESTDIR=$release/debian scripts/install.sh /usr
-install -m 755 "$BUILT/kolo" "$release/debian/usr/bin/kolo"
-strip --strip-debug "$release/debian/usr/bin/kolo"
+rm -rf "$staged"
+mkdir -p "$staged/usr/bin" target/debian
+BUILT=$BUILT DESTDIR=$staged scripts/install.sh /usr
+install -m 755 "$BUILT/kolo" "$staged/usr/bin/kolo"
+strip --strip-debug "$staged/usr/bin/kolo"
 cargo deb --package kolo-cli --no-build --no-strip --output target/debian/

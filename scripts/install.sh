@@ -10,7 +10,7 @@
 #   LIBDIR    the folder of the libraries, relative to the prefix; default: lib
 #   STRIP     the program that removes debug information from the installed libraries, or 0 to keep
 #             it; default: strip, or llvm-strip for Windows
-#   PROFILE   cargo's profile; default: release
+#   PROFILE   cargo's profile; default: dist
 #   TARGET    the platform to build for, by Rust's name for it, such as x86_64-pc-windows-gnu;
 #             default: this machine's
 #   FEATURES  features of the library: cuda, etcd, redis, tls; default: cuda, which needs nothing of CUDA
@@ -55,7 +55,7 @@ if [ "$strip" != 0 ] && ! command -v "$strip" >/dev/null; then
 fi
 cd "$(dirname "$0")/.."
 
-profile=${PROFILE:-release}
+profile=${PROFILE:-dist}
 case $profile in
     dev | test) built=debug ;;
     *) built=$profile ;;

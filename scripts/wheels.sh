@@ -30,15 +30,15 @@ for platform in "${platforms[@]}"; do
     if [ "$platform" = windows ]; then
         target=x86_64-pc-windows-gnu
         rustup target add $target
-        CARGO_PROFILE_RELEASE_STRIP=symbols cargo build --release "${features[@]}" --target $target
+        CARGO_PROFILE_DIST_STRIP=symbols cargo build --profile dist "${features[@]}" --target $target
         library=kolo.dll tag=win_amd64
     else
         target=$platform-unknown-linux-gnu
         rustup target add "$target"
-        CARGO_PROFILE_RELEASE_STRIP=symbols cargo zigbuild --release "${features[@]}" --target "$target.2.28"
+        CARGO_PROFILE_DIST_STRIP=symbols cargo zigbuild --profile dist "${features[@]}" --target "$target.2.28"
         library=libkolo.so tag=manylinux_2_28_$platform
     fi
-    library=$(realpath "${CARGO_TARGET_DIR:-target}/$target/release/$library")
+    library=$(realpath "${CARGO_TARGET_DIR:-target}/$target/dist/$library")
     KOLO_LIBRARY=$library KOLO_PLATFORM=$tag python -m build --wheel torch
 done
 

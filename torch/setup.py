@@ -48,12 +48,12 @@ def libraries():
         sys.exit(f"torch_kolo is built inside kolo's repository; elsewhere, set KOLO_LIBRARY to a {SHARED}")
     try:
         features = os.environ.get("KOLO_FEATURES", "cuda")
-        subprocess.run(["cargo", "build", "--release", "--package", "kolo-capi", "--features", features], cwd=REPOSITORY, check=True)
+        subprocess.run(["cargo", "build", "--profile", "dist", "--package", "kolo-capi", "--features", features], cwd=REPOSITORY, check=True)
     except FileNotFoundError:
         sys.exit(f"there is no cargo: install Rust, or set KOLO_LIBRARY to a {SHARED} that was built elsewhere")
     except subprocess.CalledProcessError as failed:
         sys.exit(f"cargo could not build kolo (it ended with {failed.returncode})")
-    return REPOSITORY / os.environ.get("CARGO_TARGET_DIR", "target") / "release"
+    return REPOSITORY / os.environ.get("CARGO_TARGET_DIR", "target") / "dist"
 
 
 class BuildPython(build_py):
