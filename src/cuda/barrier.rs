@@ -101,9 +101,10 @@ impl DeviceBarrier {
         self.is_cancelled.load(Ordering::Acquire) != 0
     }
 
-    /// Arrives at the first barrier of a kernel that began then, or at the second one. Gives up, and
-    /// returns false, if a rank does not. `at` returns where the host has a flag.
-    pub(crate) fn wait(&self, began: std::time::Instant, is_second: bool, at: impl Fn(Address) -> *mut u8) -> bool {
+    /// Arrives at the first barrier of a kernel, or at the second one. Gives up, and returns false, if a
+    /// rank does not. `elapsed` is the time of the device since the kernel began, and `at` returns where
+    /// the host has a flag.
+    pub(crate) fn wait(&self, elapsed: &dyn Fn() -> Duration, is_second: bool, at: impl Fn(Address) -> *mut u8) -> bool {
         // Not in the second one: other ranks may have read what this rank has moved.
         if !is_second && self.is_cancelled() {
             return false;
@@ -117,7 +118,7 @@ impl DeviceBarrier {
         for rank in 0..ranks {
             let own = flag(self.own + (rank * FLAG_BYTES) as Address);
             while (own.load(Ordering::Acquire).wrapping_sub(value) as i32) < 0 {
-                let is_late = began.elapsed().as_nanos() as u64 > self.limit;
+                let is_late = elapsed().as_nanos() as u64 > self.limit;
                 if is_late {
                     self.missing.store(1 + rank as u32, Ordering::Release);
                 }

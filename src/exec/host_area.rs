@@ -9,8 +9,9 @@ use crate::shm::registered::Allocation;
 use crate::sys::Region;
 
 /// Bytes of a segment: enough that starting a copy does not count, and few enough that the first and
-/// the last segment, which overlap with nothing, do not count either.
-pub(super) const SEGMENT: usize = 2 << 20;
+/// the last segment, which overlap with nothing, do not count either. Tests move fewer bytes through
+/// as many segments.
+pub(super) const SEGMENT: usize = if cfg!(test) { 512 << 10 } else { 2 << 20 };
 
 /// Segments of a rank: one arrives, one is reduced, one leaves.
 pub(super) const SLOTS: usize = 3;

@@ -21,7 +21,7 @@ use crate::error::{Cause, Error, Result};
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
-use crate::sys::{Domains, PageSize, Patience, Processors, Region};
+use crate::sys::{Domains, PageSize, Patience, Processors, Region, every_case};
 use crate::types::{DType, Descriptor, Member, Op, ReduceOp, mix};
 
 /// Bytes of buffers that are large for every kind of traffic.
@@ -130,7 +130,7 @@ impl RankWindow {
 
     /// Runs one operation on random words and checks the result.
     fn check(&mut self, op: Op, count: usize, root: usize, in_place: bool, seed: u64) {
-        let mut memory = vec![u64::MAX; 2 * self.info.members.len() * (count + 2)];
+        let mut memory = stale(2 * self.info.members.len() * (count + 2));
         self.check_in(RawSliceMut::of(&mut memory), op, count, root, in_place, seed);
     }
 
@@ -138,8 +138,6 @@ impl RankWindow {
     /// twice the blocks of all ranks.
     fn check_in(&mut self, memory: RawSliceMut, op: Op, count: usize, root: usize, in_place: bool, seed: u64) {
         let (rank, ranks) = (self.info.rank, self.info.members.len());
-        let word = |rank: usize, i: usize| mix(mix(seed, rank as u64), i as u64);
-        let sum = |i: usize| (0..ranks).fold(0u64, |sum, rank| sum.wrapping_add(word(rank, i)));
         let offsets: Vec<usize> = if op == Op::AllGatherV {
             (0..=ranks).map(|rank| (0..rank).map(|r| count + r % 3).sum()).collect()
         } else {
@@ -162,33 +160,70 @@ impl RankWindow {
         let (input_at, output_at) = if in_place { (input_at, output_at) } else { (0, inputs) };
         assert!((input_at + inputs).max(output_at + outputs) * 8 <= memory.len);
         let at_word = |i: usize| memory.ptr.cast::<u64>().wrapping_add(i);
-        for i in 0..inputs {
-            // SAFETY: the word is within the memory, which belongs to this rank.
-            unsafe { at_word(input_at + i).write(word(rank, i)) };
-        }
+        let words = |rank: usize| Words::of(mix(seed, rank as u64), all.max(count));
+        let sum = || (0..ranks).map(words).reduce(Words::plus).unwrap();
+        let given = words(rank).take(0, inputs);
+        // SAFETY: the words are within the memory, which belongs to this rank.
+        unsafe { given.as_ptr().copy_to_nonoverlapping(at_word(input_at), inputs) };
         let whole = memory;
         let input = whole.as_const().skip(8 * input_at).take(8 * inputs);
         let output = whole.skip(8 * output_at).take(8 * outputs);
         let listed = (op == Op::AllGatherV).then_some(&offsets[..]);
         self.run(op, count, listed, root, input, output).unwrap();
-        for i in 0..outputs {
-            let from = offsets.iter().rposition(|&start| start <= i).unwrap_or(0).min(ranks - 1);
-            let expected = match op {
-                Op::AllReduce | Op::Reduce => sum(i),
-                Op::Broadcast => word(root, i),
-                Op::AllGather | Op::AllGatherV | Op::Gather => word(from, i - offsets[from]),
-                Op::ReduceScatter => sum(at + i),
-                Op::AllToAll => word(from, rank * count + i - offsets[from]),
-                Op::Scatter => word(root, at + i),
-                _ => unreachable!(),
-            };
-            assert_eq!(
-                // SAFETY: as above.
-                unsafe { at_word(output_at + i).read() },
-                expected,
-                "rank {rank}, {op} x {count}, root {root}, in place {in_place}, word {i}"
-            );
+        let blocks = |of: &dyn Fn(usize) -> Vec<u64>| (0..ranks).flat_map(of).collect::<Vec<u64>>();
+        let expected = match op {
+            _ if outputs == 0 => Vec::new(),
+            Op::AllReduce | Op::Reduce => sum().take(0, outputs),
+            Op::Broadcast => words(root).take(0, outputs),
+            Op::AllGather | Op::AllGatherV | Op::Gather => blocks(&|from| words(from).take(0, offsets[from + 1] - offsets[from])),
+            Op::ReduceScatter => sum().take(at, outputs),
+            Op::AllToAll => blocks(&|from| words(from).take(rank * count, count)),
+            Op::Scatter => words(root).take(at, outputs),
+            _ => unreachable!(),
+        };
+        let mut got = vec![0; outputs];
+        // SAFETY: as above.
+        unsafe { at_word(output_at).copy_to_nonoverlapping(got.as_mut_ptr(), outputs) };
+        if got != expected {
+            let i = (0..outputs).find(|&i| got[i] != expected[i]).unwrap();
+            let [got, expected] = [got[i], expected[i]];
+            panic!("rank {rank}, {op} x {count}, root {root}, in place {in_place}, word {i}: {got:x} instead of {expected:x}");
         }
+    }
+}
+
+/// Returns words that no operation has written.
+fn stale(words: usize) -> Vec<u64> {
+    let mut memory = vec![0u64; words];
+    // SAFETY: any bytes are words.
+    unsafe { memory.as_mut_ptr().write_bytes(u8::MAX, words) };
+    memory
+}
+
+/// Random words, which repeat: a prime number of them, so that no block or segment that is out of place
+/// has the words of its place.
+struct Words(Vec<u64>);
+
+impl Words {
+    /// As many as tests need that take `most`.
+    fn of(seed: u64, most: usize) -> Words {
+        Words((0..most.clamp(1, 1021) as u64).map(|i| mix(seed, i)).collect())
+    }
+
+    fn plus(mut self, other: Words) -> Words {
+        self.0.iter_mut().zip(other.0).for_each(|(word, more)| *word = word.wrapping_add(more));
+        self
+    }
+
+    fn take(&self, from: usize, count: usize) -> Vec<u64> {
+        let mut taken = Vec::with_capacity(count);
+        let mut at = from % self.0.len();
+        while taken.len() < count {
+            let rest = (self.0.len() - at).min(count - taken.len());
+            taken.extend_from_slice(&self.0[at..at + rest]);
+            at = 0;
+        }
+        taken
     }
 }
 
@@ -237,8 +272,9 @@ fn large_buffers() {
         for ranks in [2, 3, 5] {
             on_ranks_with(copy_mode, ranks, LATE, |rank_window, _| {
                 for (round, count) in [LARGE / 8 - 1, LARGE / 8, LARGE / 8 + 77].into_iter().enumerate() {
-                    for in_place in [false, true] {
-                        for op in OPS {
+                    for (i, op) in OPS.into_iter().enumerate() {
+                        // In turns, unless every case is tried.
+                        for in_place in [false, true].into_iter().filter(|&it| every_case() || it == ((i + round) % 2 == 0)) {
                             rank_window.check(op, count, round % ranks, in_place, round as u64);
                         }
                     }
@@ -274,7 +310,7 @@ fn registered_buffers() {
             rank_window.window.heap().add(registered.clone());
             for (round, op) in OPS.into_iter().cycle().take(6 * OPS.len()).enumerate() {
                 let (kind, in_place, root) = (round / OPS.len() % 3, round >= 3 * OPS.len(), round % ranks);
-                let mut private = vec![u64::MAX; 2 * ranks * (count + 2)];
+                let mut private = stale(2 * ranks * (count + 2));
                 let whole = RawSliceMut { ptr: registered.at(rank, 64), len: 8 * private.len() };
                 let uses_registered = |rank: usize| kind == 0 || (kind == 1 && rank.is_multiple_of(2));
                 let memory = if uses_registered(rank) { whole } else { RawSliceMut::of(&mut private) };
@@ -506,7 +542,9 @@ mod in_groups {
         let layouts = if cfg!(miri) {
             vec![(3, uneven(3))]
         } else {
-            vec![(2, uneven(2)), (8, uneven(8)), (13, in_turns(13, 4)), (23, uneven(23)), (64, in_turns(64, 8))]
+            let few = [(2, uneven(2)), (8, uneven(8)), (13, in_turns(13, 4))];
+            let many = || [(23, uneven(23)), (64, in_turns(64, 8))];
+            few.into_iter().chain(every_case().then(many).into_iter().flatten()).collect()
         };
         for (ranks, groups) in layouts {
             on_ranks_in(Some(&groups), CopyMode::Auto, ranks, LATE, |rank_window, _| {

@@ -106,6 +106,12 @@ pub(crate) fn has_ended(process: Process) -> bool {
     }
 }
 
+/// Whether tests try every case of a matrix, and not only its diagonal: `KOLO_TEST_ALL=1`.
+#[cfg(test)]
+pub(crate) fn every_case() -> bool {
+    std::env::var_os("KOLO_TEST_ALL").is_some()
+}
+
 /// Returns how many processors this process may use.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)

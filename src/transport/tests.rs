@@ -60,8 +60,14 @@ fn message(seed: u64, number: u64) -> (usize, bool) {
     (1 + (random >> 8) as usize % most, random >> 7 & 1 == 0)
 }
 
-fn byte(seed: u64, position: u64) -> u8 {
-    mix(seed, position / 8).to_le_bytes()[position as usize % 8]
+/// Returns bytes of the endless stream of a seed.
+fn stream(seed: u64, from: u64, len: usize) -> Vec<u8> {
+    let skipped = from as usize % 8;
+    let words = (skipped + len).div_ceil(8) as u64;
+    let mut bytes = Vec::with_capacity(8 * words as usize);
+    (0..words).for_each(|word| bytes.extend_from_slice(&mix(seed, from / 8 + word).to_le_bytes()));
+    bytes.truncate(skipped + len);
+    bytes.split_off(skipped)
 }
 
 /// Sends and receives `messages` messages at once, padded as in the engine, until all have been
@@ -82,7 +88,7 @@ fn converse(link: &mut dyn Link, send_seed: u64, receive_seed: u64, messages: u6
         if sending < messages {
             if out.is_empty() {
                 let len = padded(message(send_seed, sending).0);
-                out = (0..len as u64).map(|i| byte(send_seed, sent_bytes + i)).collect();
+                out = stream(send_seed, sent_bytes, len);
             }
             let rest = RawSlice::of(&out[offered..]);
             let cut = mix(offered as u64, sending) as usize % (rest.len + 1);
@@ -117,9 +123,9 @@ fn converse(link: &mut dyn Link, send_seed: u64, receive_seed: u64, messages: u6
                 filled += unsafe { link.receive(RawSliceMut::of(&mut into[filled..])) }.unwrap();
             }
             if filled == into.len() {
-                for (i, &got) in into.iter().enumerate() {
-                    assert_eq!(got, byte(receive_seed, received_bytes + i as u64), "message {receiving}, byte {i} of {len}");
-                }
+                let expected = stream(receive_seed, received_bytes, into.len());
+                let wrong = || std::iter::zip(&into, &expected).position(|(got, expected)| got != expected);
+                assert!(into == expected, "message {receiving}, byte {:?} of {len}", wrong());
                 received_bytes += into.len() as u64;
                 (receiving, filled) = (receiving + 1, 0);
             }
@@ -390,7 +396,7 @@ proptest::proptest! {
 fn fill(link: &mut RailLink, sent: u64) -> u64 {
     let mut total = 0;
     loop {
-        let block: Vec<u8> = (0..1u64 << 20).map(|i| byte(9, sent + total + i)).collect();
+        let block = stream(9, sent + total, 1 << 20);
         // SAFETY: the block is borrowed for the call.
         let count = unsafe { link.send(&[RawSlice::of(&block)]) }.unwrap();
         if count == 0 {
@@ -420,7 +426,7 @@ fn what_a_cut_rail_held_arrives_without_another_call_of_the_sender() {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    assert!(std::iter::zip(&got, 0..).all(|(&got, at)| got == byte(9, at)));
+    assert!(got == stream(9, 0, got.len()));
     // The receiver may notice later than its last byte.
     while (a.lost(), b.lost()) != (1, 1) {
         assert!(std::time::Instant::now() < deadline, "lost {} and {}", a.lost(), b.lost());
@@ -447,14 +453,14 @@ fn a_sender_does_not_wait_for_what_it_sends_again() {
             // SAFETY: `got` is borrowed for the call.
             arrived += unsafe { b.receive(RawSliceMut::of(&mut got[arrived..])) }.unwrap();
         } else {
-            let rest: Vec<u8> = (sent..all).map(|at| byte(9, at)).collect();
+            let rest = stream(9, sent, (all - sent) as usize);
             // SAFETY: `rest` is borrowed for the call.
             sent += unsafe { a.send(&[RawSlice::of(&rest)]) }.unwrap() as u64;
         }
         assert!(std::time::Instant::now() < deadline, "{sent} bytes sent and {arrived} received of {all}");
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert!(std::iter::zip(&got, 0..).all(|(&got, at)| got == byte(9, at)));
+    assert!(got == stream(9, 0, got.len()));
 }
 
 #[test]
@@ -479,7 +485,7 @@ fn what_goes_to_a_rail_that_the_peer_does_not_have_arrives() {
     let [sending, mut receiving] = connections(2);
     let _unread = receiving.pop();
     let (mut a, mut b) = (RailLink::new(sending, 0, 1), RailLink::new(receiving, 1, 0));
-    let data: Vec<u8> = (0..4u64 << 20).map(|at| byte(9, at)).collect();
+    let data = stream(9, 0, 4 << 20);
     let (mut sent, mut got, mut arrived) = (0, vec![0; data.len()], 0);
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     while arrived < data.len() {
@@ -564,7 +570,7 @@ fn a_link_that_lost_a_rail_delivers_before_it_closes() {
     assert!(fill(&mut a, 0) > 0);
     b.lose(1, super::rail::Loss::Silent);
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
-    let data: Vec<u8> = (0..32u64 << 20).map(|i| byte(9, i)).collect();
+    let data = stream(9, 0, 32 << 20);
     let total = fill(&mut b, 0) as usize;
     // The link takes the rest of the stripe that it has begun.
     let (mut given, mut got, mut arrived) = (total, vec![0; data.len()], 0);

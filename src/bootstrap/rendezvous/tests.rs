@@ -373,7 +373,7 @@ fn counts_of_a_start(ranks: usize, is_private: bool, given: Option<[u8; 32]>) ->
 #[test]
 fn a_rank_makes_as_many_requests_in_a_large_job_as_in_a_small_one() {
     const MOST_REQUESTS: usize = 14;
-    let sizes: &[usize] = if std::env::var_os("KOLO_TEST_ALL").is_some() { &[16, 64, 256, 1024] } else { &[16, 64] };
+    let sizes: &[usize] = if crate::sys::every_case() { &[16, 64, 256, 1024] } else { &[16, 64] };
     for (is_private, given) in [(true, None), (false, Some([7; 32])), (false, None)] {
         for &ranks in sizes {
             let began = Instant::now();

@@ -82,6 +82,9 @@ pub(crate) struct FakeDevice {
     pub(crate) limits_kernels: AtomicBool,
     /// Whether every call takes a random time.
     pub(crate) is_slow: AtomicBool,
+    /// How many times as fast as the host's the clock of its kernels is: they find a rank late long before
+    /// their hosts do.
+    pub(crate) clock: Arc<AtomicU32>,
     /// How many devices the process of a [`Machine`] sees.
     pub(crate) visible: AtomicUsize,
     /// The number of reductions so far that were not moves.
@@ -144,6 +147,7 @@ impl FakeDevice {
             has_kernels: AtomicBool::new(true),
             limits_kernels: AtomicBool::new(false),
             is_slow: AtomicBool::new(false),
+            clock: Arc::new(AtomicU32::new(1)),
             visible: AtomicUsize::new(1),
             reductions: AtomicUsize::new(0),
             scalings: AtomicUsize::new(0),
@@ -501,7 +505,7 @@ impl Device for FakeDevice {
     ) -> Result<()> {
         self.load(Entry::Reduce(dtype, Some(redop)));
         self.launches.fetch_add(1, Ordering::SeqCst);
-        let (moved, barriers) = (self.moves.clone(), self.barriers.clone());
+        let (moved, barriers, clock) = (self.moves.clone(), self.barriers.clone(), self.clock.clone());
         self.enqueue(stream, move |access| {
             access.kernel(|| {
                 let began = Instant::now();
@@ -534,7 +538,8 @@ impl Device for FakeDevice {
                     return;
                 }
                 run(&before);
-                let wait = |is_second| barrier.wait(began, is_second, |address| access.resolve(address, 4));
+                let elapsed = || began.elapsed() * clock.load(Ordering::SeqCst);
+                let wait = |is_second| barrier.wait(&elapsed, is_second, |address| access.resolve(address, 4));
                 if wait(false) {
                     run(&after);
                     barriers.fetch_add(wait(true).into(), Ordering::SeqCst);

@@ -4,7 +4,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::driver_tests::{COUNT, Process, Seat, on_seats, on_seats_by, seats};
+use super::driver_tests::{COUNT, Process, Seat, a_moment, on_seats, on_seats_by, seats};
+use super::watchdog::Watched;
 use crate::Communicator;
 use crate::config::DeviceWaits;
 use crate::cuda::barrier::{DeviceBarrier, FLAGS_BYTES};
@@ -12,6 +13,7 @@ use crate::cuda::device::{Address, Device};
 use crate::cuda::moves::{KernelTask, Moves};
 use crate::error::{Cause, Error};
 use crate::exec::Call;
+use crate::sys::every_case;
 use crate::types::{DType, Op};
 
 /// Elements of a sum that is one-shot, and of one that is not.
@@ -21,7 +23,7 @@ fn barriers(process: &Process) -> usize {
     process.device.barriers.load(Ordering::SeqCst)
 }
 
-fn until(is_so: impl Fn() -> bool) {
+fn until(mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
         assert!(began.elapsed() < Duration::from_secs(100), "it does not happen");
@@ -56,8 +58,8 @@ fn a_stream_that_does_not_come_is_named_by_the_kernel() {
         on_seats(seats(2, false), |process| {
             let memory = warm_up(&process, count);
             if process.rank == 0 {
-                // The kernel waits an eighth less than its host.
-                process.sum(count, memory, Some(Duration::from_secs(8))).unwrap();
+                process.device.clock.store(1000, Ordering::SeqCst);
+                process.sum(count, memory, None).unwrap();
                 process.device.synchronise(process.stream);
                 let error = failure(&process);
                 has_failed.store(true, Ordering::SeqCst);
@@ -210,20 +212,37 @@ fn a_kernel_that_moves_nothing_does_not_arrive() {
     }
 }
 
-/// A call waits in steps: its stream arrives late, and then that of a rank with a longer timeout. Each
-/// is in time, so the watchdog does not let the stream go.
+/// A call waits in steps: its stream arrives late, and then that of another rank. Each is in time, so the
+/// watchdog does not let the stream go.
 #[test]
 fn the_watchdog_knows_that_a_stream_has_arrived() {
+    // Twice this is more than the timeout and what the watchdog adds.
+    const LATE: Duration = Duration::from_secs(40);
+    let has_arrived = AtomicBool::new(false);
     on_seats(seats(2, false), |process| {
         let memory = warm_up(&process, COUNT);
-        let began = Instant::now();
-        let timeout = Duration::from_secs(if process.rank == 0 { 12 } else { 60 });
         let held = process.device.hold_back(process.stream);
-        process.sum(COUNT, memory, Some(timeout)).unwrap();
-        // Together more than a timeout and what the watchdog adds, and each some seconds less.
-        let late = Duration::from_secs(if process.rank == 0 { 7 } else { 14 });
-        until(|| began.elapsed() >= late);
-        drop(held);
+        process.sum(COUNT, memory, None).unwrap();
+        if process.rank == 0 {
+            let step = |earlier: Duration| Watched::backdate(&process.comm.exec.state, earlier);
+            // Until the host does nothing but wait for its stream: no step has begun for a while.
+            let mut aged = None;
+            until(|| {
+                let is_same = aged.is_some() && step(Duration::ZERO) == aged;
+                if !is_same {
+                    aged = step(LATE);
+                    a_moment();
+                }
+                is_same
+            });
+            drop(held);
+            until(|| step(Duration::ZERO) > aged);
+            step(LATE);
+            has_arrived.store(true, Ordering::SeqCst);
+        } else {
+            until(|| has_arrived.load(Ordering::SeqCst));
+            drop(held);
+        }
         process.device.synchronise(process.stream);
         process.comm.barrier().unwrap();
     });
@@ -234,8 +253,8 @@ fn the_watchdog_knows_that_a_stream_has_arrived() {
 /// buffer then.
 #[test]
 fn a_peer_does_not_succeed_with_what_came_after_a_deadline() {
-    const LARGE: usize = 24 << 20;
-    for i in 0..6 {
+    const LARGE: usize = 8 << 20;
+    for i in 0..if every_case() { 12 } else { 4 } {
         let ready = Barrier::new(2);
         on_seats(seats(2, false), |process| {
             let memory = process.device.allocate(4 * LARGE).unwrap();
@@ -282,7 +301,7 @@ fn a_task_that_was_taken_back_has_no_barrier() {
         Moves::take_back(at);
         let (_, barrier, _) = Moves::read(at);
         let began = Instant::now();
-        let arrived = barrier.wait(began, false, |address| std::ptr::with_exposed_provenance_mut(address as usize));
+        let arrived = barrier.wait(&|| began.elapsed(), false, |address| std::ptr::with_exposed_provenance_mut(address as usize));
         assert!(!arrived && flags.iter().all(|&flag| flag == 0), "it says that it has arrived: {:?}", &flags[..2]);
     }
 }

@@ -12,7 +12,9 @@ use crate::cuda::device::{Address, Device, DeviceId, Driver, StreamId};
 use crate::cuda::fake_device::{FakeDevice, FakeGpu, Machine};
 use crate::cuda::shared::shared;
 use crate::error::Result;
+use crate::exec::host_area::SEGMENT;
 use crate::exec::{Call, Raw};
+use crate::sys::every_case;
 use crate::types::{DType, Op, Rank, ReduceOp};
 
 /// A rank.
@@ -261,7 +263,7 @@ fn a_fork_shares_the_words() {
 }
 
 /// Waits until a thread of the test has come where it waits.
-fn a_moment() {
+pub(super) fn a_moment() {
     std::thread::sleep(Duration::from_millis(50));
 }
 
@@ -674,17 +676,18 @@ fn a_large_result_in_host_memory() {
 /// since.
 #[test]
 fn a_peer_does_not_succeed_with_what_a_stream_wrote_that_was_let_go() {
-    const LARGE: usize = 6 * (1 << 19);
+    const ROUND: usize = SEGMENT / 4;
+    const LARGE: usize = 6 * ROUND;
     // Whether the peer learns of the failure in time depends on the threads.
-    for _ in 0..12 {
+    for _ in 0..if every_case() { 12 } else { 3 } {
         let is_let_go = AtomicBool::new(false);
         on_each(2, |process| {
             process.device.exports.store(false, Ordering::SeqCst);
             is_let_go.store(false, Ordering::SeqCst);
             process.warm_up();
-            let of_round = |i: usize| if process.rank == 0 { (1 + i / (1 << 19)) as f32 } else { 0.0 };
+            let of_round = |round: usize| if process.rank == 0 { (1 + round) as f32 } else { 0.0 }.to_le_bytes();
             let memory = process.device.allocate(4 * LARGE).unwrap();
-            process.device.write(process.stream, memory, (0..LARGE).flat_map(|i| of_round(i).to_le_bytes()).collect());
+            process.device.write(process.stream, memory, (0..6).flat_map(|round| of_round(round).repeat(ROUND)).collect());
             if process.rank == 0 {
                 // SAFETY: the memory is never freed.
                 unsafe { process.comm.exec.run_prepared(&process.lent(&process.in_place(LARGE, memory, None), process.stream)) }
@@ -706,7 +709,7 @@ fn a_peer_does_not_succeed_with_what_a_stream_wrote_that_was_let_go() {
                 if outcome.is_ok() {
                     let got = process.device.read(process.stream, memory, 4 * LARGE);
                     let firsts: Vec<f32> =
-                        (0..6).map(|round| f32::from_le_bytes(got[round << 21..][..4].try_into().unwrap())).collect();
+                        (0..6).map(|round| f32::from_le_bytes(got[4 * ROUND * round..][..4].try_into().unwrap())).collect();
                     assert_eq!(firsts, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "success with wrong data");
                 }
             }

@@ -15,7 +15,7 @@ use crate::trace::DeviceStats;
 use crate::types::{DType, Op, Rank, ReduceOp};
 
 /// Elements of a short operation, of a large one, and of one of several segments.
-const COUNTS: [usize; 3] = [3, 40_001, 700_000];
+const COUNTS: [usize; 3] = [3, 40_001, 300_000];
 
 /// A call in a graph, with memory of its own.
 struct Captured {

@@ -63,6 +63,20 @@ impl Watched {
     }
 }
 
+#[cfg(test)]
+impl Watched {
+    /// Has the step of a communicator's operation begun this much earlier, and returns when it has;
+    /// `None` if no operation is watched.
+    pub(super) fn backdate(shared: &Arc<CommState>, earlier: Duration) -> Option<Instant> {
+        let list = WATCHED.lock();
+        let is_its = |entry: &&Arc<Entry>| std::ptr::eq(entry.shared.as_ptr(), Arc::as_ptr(shared));
+        let entry = list.entries.iter().filter(is_its).find(|entry| !entry.has_ended.load(Ordering::Relaxed))?;
+        let mut step = entry.step.lock();
+        *step -= earlier;
+        Some(*step)
+    }
+}
+
 impl Drop for Watched {
     fn drop(&mut self) {
         self.0.has_ended.store(true, Ordering::Relaxed);
