@@ -5,7 +5,7 @@
 //! a certificate for the name `kolo` that the job's authority has signed. The handshake before TLS
 //! identifies the ranks, so all ranks may use the same certificate.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -24,11 +24,13 @@ use rustls::{
     ServerConnection, SignatureScheme, version,
 };
 
+use smallvec::SmallVec;
+
 use super::receive_buffer::{BUFFER, ReceiveBuffer};
 use super::{Link, cause_of};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::{Cause, Error, Result};
-use crate::sys::SocketWatch;
+use crate::sys::{self, SocketWatch};
 use crate::trace::Traffic;
 use crate::types::Rank;
 
@@ -181,6 +183,26 @@ struct TlsLink {
     traffic: Arc<Traffic>,
 }
 
+/// The socket as the session writes to it: if the peer has closed it, the program gets no SIGPIPE, which
+/// it may not ignore.
+struct WithoutSignal<'a>(&'a TcpStream);
+
+impl Write for WithoutSignal<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(from)])
+    }
+
+    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        let parts: SmallVec<[RawSlice; sys::PARTS]> = from.iter().take(sys::PARTS).map(|part| RawSlice::of(&**part)).collect();
+        // SAFETY: the slices are borrowed for the call.
+        self.0.try_io(|| unsafe { sys::send(self.0, &parts) })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 impl TlsLink {
     /// Continues the handshake; returns whether it is complete.
     fn shake_hands(&mut self) -> std::result::Result<bool, Cause> {
@@ -196,7 +218,7 @@ impl TlsLink {
     /// Sends the encrypted bytes; returns whether all of them have been sent.
     fn flush(&mut self) -> std::result::Result<bool, Cause> {
         while self.session.wants_write() {
-            match self.session.write_tls(&mut self.stream) {
+            match self.session.write_tls(&mut WithoutSignal(&self.stream)) {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),

@@ -73,6 +73,15 @@ pub(crate) fn run(
     });
 }
 
+/// Runs a test of this program in a process of its own, which has this variable.
+pub(crate) fn in_a_process(test: &str, variable: &str) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let output = patient(&mut command).args(["--exact", test]).env(variable, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("1 passed"), "{}: {said}{errors}", output.status);
+}
+
 /// Runs the cases of a test that waits, each on a thread of its own.
 pub(crate) fn at_once<T: Send>(cases: impl IntoIterator<Item = T>, body: impl Fn(T) + Sync) {
     std::thread::scope(|scope| {

@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use crate::common;
 use kolo::observer::{Observer, Silence, Snapshot};
 use kolo::{Communicator, Op, ReduceOp, Transport};
 
@@ -231,9 +232,17 @@ fn ranks_serve_metrics_that_prometheus_reads() {
     assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err(), "a rank that has left serves metrics");
 }
 
+/// Set in the process of the next test.
+#[cfg(unix)]
+const ALONE: &str = "KOLO_TEST_ALONE";
+
 #[test]
 #[cfg(unix)]
 fn metrics_at_a_unix_socket_are_for_one_user() {
+    // It changes what a signal does to its process.
+    if std::env::var_os(ALONE).is_none() {
+        return common::in_a_process("observe::metrics_at_a_unix_socket_are_for_one_user", ALONE);
+    }
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::{UnixListener, UnixStream};
     let folder = Folder::new("socket");

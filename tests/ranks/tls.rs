@@ -11,6 +11,11 @@ use kolo::{Builder, Cause, Communicator, DType, Error, Op, ReduceOp};
 /// Returns a folder with an authority, a certificate and its key; `None` if they cannot be created
 /// here.
 fn certificates(name: &str) -> Option<PathBuf> {
+    #[cfg(unix)]
+    if std::env::var_os(SIGNALLED).is_some() {
+        // SAFETY: no handler is replaced.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tls").join(name);
     std::fs::create_dir_all(&folder).unwrap();
     let guide = include_str!("../../docs/settings.md").split("## Encrypted links").nth(1).unwrap();
@@ -72,6 +77,17 @@ fn both_ranks_can_send_at_once() {
 }
 
 /// After encrypted bytes that were not sent, a rank must not write a goodbye.
+/// A peer that has closed its end is an error, also in a program that gets SIGPIPE.
+#[cfg(unix)]
+#[test]
+fn a_program_that_does_not_ignore_a_signal_lives_on() {
+    common::in_a_process("tls::both_ranks_can_send_at_once", SIGNALLED);
+}
+
+/// Set in a process that gets SIGPIPE.
+#[cfg(unix)]
+const SIGNALLED: &str = "KOLO_TEST_SIGNALLED";
+
 #[test]
 fn nothing_follows_a_truncated_message() {
     let Some(folder) = certificates("cut") else { return };
