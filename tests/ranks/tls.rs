@@ -11,12 +11,15 @@ use kolo::{Builder, Cause, Communicator, DType, Error, Op, ReduceOp};
 /// Returns a folder with an authority, a certificate and its key; `None` if they cannot be created
 /// here.
 fn certificates(name: &str) -> Option<PathBuf> {
+    let is_signalled = std::env::var_os(SIGNALLED).is_some();
     #[cfg(unix)]
-    if std::env::var_os(SIGNALLED).is_some() {
+    if is_signalled {
         // SAFETY: no handler is replaced.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tls").join(name);
+    // Not the folder of the process that has started this one.
+    let folder = if is_signalled { "tls-signalled" } else { "tls" };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder).join(name);
     std::fs::create_dir_all(&folder).unwrap();
     let guide = include_str!("../../docs/settings.md").split("## Encrypted links").nth(1).unwrap();
     let commands = guide.split("```sh\n").nth(1).unwrap().split("```").next().unwrap();
@@ -85,7 +88,6 @@ fn a_program_that_does_not_ignore_a_signal_lives_on() {
 }
 
 /// Set in a process that gets SIGPIPE.
-#[cfg(unix)]
 const SIGNALLED: &str = "KOLO_TEST_SIGNALLED";
 
 #[test]
