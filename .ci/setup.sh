@@ -2,10 +2,10 @@
 # or "uses:", and use_NAME where the stages' environment changes. runner.sh sources this file.
 
 # These run before any stage, one after the other.
-setups_first=(packages components targets wine)
+setups_first=(components targets wine)
 # These start then, and run beside the first stages. All others wait for the first stage that needs
 # them.
-setups_in_background=(actionlint windows_python miri torch kubernetes ray nvrtc mdbook cargo_deny cargo_deb)
+setups_in_background=(packages actionlint windows_python miri torch kubernetes ray nvrtc mdbook cargo_deny cargo_deb)
 
 # What to print where a set-up fails.
 declare -A without=(
@@ -49,6 +49,8 @@ setup_targets() {
 
 # Wine runs programs for Windows, and mingw-w64 links them. LLVM stands in for Microsoft's tools.
 setup_wine() {
+    # Two runs of apt would wait for each other's locks in vain.
+    ready packages || return
     export DEBIAN_FRONTEND=noninteractive
     as_root apt-get update -qq &&
         as_root apt-get install -y -qq --no-install-recommends wine64 gcc-mingw-w64-x86-64 g++-mingw-w64-x86-64 lld llvm >/dev/null
@@ -197,9 +199,17 @@ setup_etcd() {
     return 1
 }
 
-# torch_kolo with the backends in Python and in C++, in the PyTorch of setup_torch.
+# torch_kolo with the backends in Python and in C++, in the PyTorch of setup_torch. `backend_library` may
+# say where its library is, and how cargo builds it; otherwise it is built as for users.
+backend_library=
+build_of_backend_library=()
 setup_backend() {
-    ready torch && KOLO_TORCH_CPP=1 pip install --no-deps --no-build-isolation --force-reinstall ./torch
+    ready torch || return
+    if [ -n "$backend_library" ]; then
+        cargo build "${build_of_backend_library[@]}" || return
+        export KOLO_LIBRARY=$PWD/$backend_library
+    fi
+    KOLO_TORCH_CPP=1 pip install --no-deps --no-build-isolation --force-reinstall ./torch
 }
 
 # target/aarch64/bin/python, which runs Debian's Python for aarch64 in QEMU. apt has a state of its

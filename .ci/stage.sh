@@ -13,6 +13,12 @@ not_run() {
     echo "NOT RUN: $*"
 }
 
+# Builds what the arguments name with all features, from the crates that the stage `tests` builds.
+# Cargo chooses the features of crates for all tests of the packages, so one of them is built, too.
+build_as_tests() {
+    cargo build --all-features --test processes "$@"
+}
+
 # Runs a program of another project beside kolo's. It has three attempts, and each failure is shown.
 peer() {
     local attempt

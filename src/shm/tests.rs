@@ -269,7 +269,7 @@ fn reads_processes() -> bool {
 #[cfg_attr(miri, ignore = "too slow")]
 fn large_buffers() {
     for &copy_mode in CopyMode::ALL {
-        for ranks in [2, 3, 5] {
+        for &ranks in if every_case() { &[2, 3, 5][..] } else { &[2, 3] } {
             on_ranks_with(copy_mode, ranks, LATE, |rank_window, _| {
                 for (round, count) in [LARGE / 8 - 1, LARGE / 8, LARGE / 8 + 77].into_iter().enumerate() {
                     for (i, op) in OPS.into_iter().enumerate() {
@@ -555,7 +555,7 @@ mod in_groups {
                         }
                     }
                 }
-                if ranks < 20 && !cfg!(miri) {
+                if ranks < if every_case() { 20 } else { 10 } && !cfg!(miri) {
                     for count in [SLOT / 4 + 17, SLOT + 3] {
                         OPS.iter().for_each(|&op| rank_window.check(op, count, 1, true, 3));
                     }
