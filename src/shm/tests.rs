@@ -274,7 +274,9 @@ fn large_buffers() {
                 for (round, count) in [LARGE / 8 - 1, LARGE / 8, LARGE / 8 + 77].into_iter().enumerate() {
                     for (i, op) in OPS.into_iter().enumerate() {
                         // In turns, unless every case is tried.
-                        for in_place in [false, true].into_iter().filter(|&it| every_case() || it == ((i + round) % 2 == 0)) {
+                        for in_place in
+                            [false, true].into_iter().filter(|&it| every_case() || it == (i + round).is_multiple_of(2))
+                        {
                             rank_window.check(op, count, round % ranks, in_place, round as u64);
                         }
                     }

@@ -193,7 +193,7 @@ impl Write for WithoutSignal<'_> {
     }
 
     fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
-        let parts: SmallVec<[RawSlice; sys::PARTS]> = from.iter().take(sys::PARTS).map(|part| RawSlice::of(&**part)).collect();
+        let parts: SmallVec<[RawSlice; sys::PARTS]> = from.iter().take(sys::PARTS).map(|part| RawSlice::of(part)).collect();
         // SAFETY: the slices are borrowed for the call.
         self.0.try_io(|| unsafe { sys::send(self.0, &parts) })
     }

@@ -81,7 +81,7 @@ fn in_racks(racks: usize, per_host: usize) -> impl Fn(usize, kolo::Builder) -> k
 /// Out of place and in place; the largest counts in turns, unless every case is tried.
 fn forms(round: usize, count: usize) -> impl Iterator<Item = bool> {
     let in_turns = count > 10_000 && !common::all();
-    [false, true].into_iter().filter(move |&in_place| !in_turns || in_place == (round % 2 == 0))
+    [false, true].into_iter().filter(move |&in_place| !in_turns || in_place == round.is_multiple_of(2))
 }
 
 /// Every operation between hosts whose neighbours in the order of ranks are in different racks, by the
@@ -149,7 +149,7 @@ fn every_algorithm_of_every_operation() {
                 |_, builder| builder.algorithm(*algorithm),
                 |comm| {
                     for (round, op) in common::OPS.into_iter().enumerate() {
-                        let large = (common::all() || (round + world) % 3 == 0).then_some(70_001);
+                        let large = (common::all() || (round + world).is_multiple_of(3)).then_some(70_001);
                         for count in [0, 1, world - 1, 1000].into_iter().chain(large) {
                             let seed = random(round as u64, count as u64);
                             let (root, in_place) = (seed as usize % world, seed.is_multiple_of(3));
