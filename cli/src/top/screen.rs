@@ -43,11 +43,11 @@ impl Terminal {
         let rows = rows(view, (width, height), scroll);
         queue!(self.0, terminal::BeginSynchronizedUpdate)?;
         for (y, row) in (0..height).zip(rows) {
-            queue!(self.0, cursor::MoveTo(0, y))?;
+            // Before the text: after a full row, the cursor is on its last letter.
+            queue!(self.0, cursor::MoveTo(0, y), terminal::Clear(terminal::ClearType::UntilNewLine))?;
             for (style, text) in row {
                 queue!(self.0, PrintStyledContent(StyledContent::new(looks(style), text)))?;
             }
-            queue!(self.0, terminal::Clear(terminal::ClearType::UntilNewLine))?;
         }
         execute!(self.0, terminal::EndSynchronizedUpdate)
     }
