@@ -94,7 +94,7 @@ each_stage() {
 
 # Names the stage that has failed, once.
 fail() {
-    if mkdir "$folder/failed" 2>/dev/null; then echo "FAILED: ${current:-start}"; fi
+    if mkdir "$folder/failed" 2>/dev/null; then echo "${current:-start}" >"$folder/failed/name"; fi
     exit 1
 }
 
@@ -135,7 +135,7 @@ stage() {
     done
     local began=$SECONDS output=$folder/$1.output status=0 limited=()
     # At a terminal the user sees the hang, and Ctrl-C must reach the stage.
-    [ -t 2 ] || limited=(timeout --verbose --kill-after=30 "$limit")
+    { [ -t 2 ] && [ -z "$quietly" ]; } || limited=(timeout --verbose --kill-after=30 "$limit")
     echo "=== $*"
     if [ -n "$quietly" ]; then
         "${limited[@]}" ".ci/stages/$1" "${@:2}" >"$output" 2>&1 </dev/null || status=$?
@@ -214,6 +214,13 @@ not_run() {
     echo "NOT RUN: $*" | tee -a "$log"
 }
 
+# The file with the seconds that each stage may take, if the list has one.
+budgets=/dev/null
+
+budget() {
+    awk -v name="${1% (second lane)}" '$1 == name { print $2 }' "$budgets"
+}
+
 # Prints how long each stage took, how many tests passed, and what did not run.
 summary() {
     local passed count seconds name budget
@@ -225,11 +232,11 @@ summary() {
     printf '%-32s %7s %6s %7s\n' stage seconds share budget
     sort -rn "$times" | while read -r seconds name; do
         if [ "$seconds" = 0 ]; then continue; fi
-        budget=$(awk -v name="${name% (second lane)}" '$1 == name { print $2 }' .ci/budgets)
+        budget=$(budget "$name")
         printf '%-32s %7d %4d %% %7s\n' "$name" "$seconds" $((100 * seconds / (SECONDS > 0 ? SECONDS : 1))) "${budget:--}"
     done
     sort -rn "$times" | while read -r seconds name; do
-        budget=$(awk -v name="${name% (second lane)}" '$1 == name { print $2 }' .ci/budgets)
+        budget=$(budget "$name")
         if [ -n "$budget" ] && ((2 * seconds > 3 * budget)); then
             echo "OVER BUDGET: $name took $seconds s of $budget s"
         fi
@@ -268,8 +275,8 @@ finish() {
     for job in $(jobs -p); do end_tree "$job"; done
     stop_daemons
     # 2: a stage that does not exist.
-    if [ $status != 0 ] && [ $status != 2 ] && [ ! -e "$folder/failed" ]; then
-        echo "FAILED: ${current:-start}"
+    if [ $status != 0 ] && [ $status != 2 ]; then
+        echo "FAILED: $(cat "$folder/failed/name" 2>/dev/null || echo "${current:-start}")"
     fi
     rm -rf "$folder"
     exit $status

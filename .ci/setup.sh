@@ -161,7 +161,8 @@ SlurmdParameters=config_overrides
 NodeName=$host NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN
 PartitionName=all Nodes=$host Default=YES MaxTime=INFINITE State=UP
 END
-    if ! pgrep munged >/dev/null; then
+    # Not by the name of the process: the tests of launchers have a daemon with a socket of its own.
+    if ! munge -n >/dev/null 2>&1; then
         as_root mkdir -p /run/munge && as_root chown munge /run/munge || return
         munge_pid=/run/munge/kolo-ci.pid
         as_root runuser -u munge -- /usr/sbin/munged --pid-file "$munge_pid" || return
@@ -204,8 +205,9 @@ setup_etcd() {
     return 1
 }
 
-# torch_kolo with the backends in Python and in C++, in the PyTorch of setup_torch. `backend_library` may
-# say where its library is, and how cargo builds it; otherwise it is built as for users.
+# torch_kolo with the backends in Python and in C++, in the PyTorch of setup_torch.
+# `backend_library` may say where its library is, and how cargo builds it; otherwise it is built as
+# for users.
 backend_library=
 build_of_backend_library=()
 setup_backend() {
@@ -218,9 +220,9 @@ setup_backend() {
 }
 
 # target/aarch64/bin/python, which runs Debian's Python for aarch64 in QEMU. apt has a state of its
-# own for this, so the machine's packages and architectures stay as they are; it takes the packages of
-# Debian 12 from where the machine takes its own. What is installed into
-# target/aarch64/site can be imported.
+# own for this, so the machine's packages and architectures stay as they are; it takes the packages
+# of Debian 12 from where the machine takes its own. What is installed into target/aarch64/site can
+# be imported.
 setup_emulation() {
     local folder=$PWD/target/aarch64 qemu
     local root=$folder/root site=$folder/site python=$folder/bin/python

@@ -80,6 +80,7 @@ pub(crate) fn in_a_process(test: &str, variable: &str) {
     let said = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("1 passed"), "{}: {said}{errors}", output.status);
+    errors.lines().filter_map(|line| line.strip_prefix("NOT RUN: ")).for_each(not_run);
 }
 
 /// Runs the cases of a test that waits, each on a thread of its own.

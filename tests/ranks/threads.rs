@@ -7,14 +7,19 @@ use std::time::Duration;
 use crate::common::{on_every_transport, random};
 use kolo::{Cause, Communicator, Error, ReduceOp};
 
-/// How long a test lets another thread's call begin before it makes its own. The results are the
-/// same if that call begins later.
+/// How long a test lets another thread's call begin before it makes its own. In some tests the
+/// order of the two matters: that thread has nothing left to do but the call.
 const A_MOMENT: Duration = Duration::from_millis(20);
 
-/// Runs two calls at once; the second begins a moment after the first.
+/// Runs two calls at once; the second begins a moment after the thread of the first has come to its call.
 fn one_after_the_other<A: Send, B>(first: impl FnOnce() -> A + Send, second: impl FnOnce() -> B) -> (A, B) {
+    let (begins, begun) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        let first = scope.spawn(first);
+        let first = scope.spawn(move || {
+            begins.send(()).unwrap();
+            first()
+        });
+        begun.recv().unwrap();
         std::thread::sleep(A_MOMENT);
         let second = second();
         (first.join().unwrap(), second)

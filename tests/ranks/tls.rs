@@ -79,7 +79,6 @@ fn both_ranks_can_send_at_once() {
     );
 }
 
-/// After encrypted bytes that were not sent, a rank must not write a goodbye.
 /// A peer that has closed its end is an error, also in a program that gets SIGPIPE.
 #[cfg(unix)]
 #[test]
@@ -90,6 +89,7 @@ fn a_program_that_does_not_ignore_a_signal_lives_on() {
 /// Set in a process that gets SIGPIPE.
 const SIGNALLED: &str = "KOLO_TEST_SIGNALLED";
 
+/// After encrypted bytes that were not sent, a rank must not write a goodbye.
 #[test]
 fn nothing_follows_a_truncated_message() {
     let Some(folder) = certificates("cut") else { return };

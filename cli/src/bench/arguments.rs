@@ -40,7 +40,8 @@ pub(crate) struct Args {
     /// half a second, from 5 to 20]
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) iters: Option<u32>,
-    /// Samples before the measured ones [default: a quarter of their number]
+    /// Samples before the measured ones [default: a quarter of their number, at most 5]. If
+    /// --iters is not given, at least one
     #[arg(short = 'w', long)]
     pub(super) warmup: Option<u32>,
     /// Also measure out of place, and print the columns of nccl-tests

@@ -23,6 +23,8 @@ const MOST: usize = 200;
 const ENOUGH: Duration = Duration::from_millis(500);
 const FEWEST_SAMPLES: u32 = 5;
 const MOST_SAMPLES: u32 = 20;
+/// Without `--warmup`, as many samples come before them as a quarter of their number, and at most these.
+const MOST_WARM_UPS: u32 = 5;
 /// How many calls are checked: the second finds the buffers that the first has used.
 const CHECKED: u32 = 2;
 
@@ -221,7 +223,7 @@ pub(crate) fn measure<T: Pattern>(
             ((ENOUGH.as_secs_f64() / took[0]) as u32).clamp(FEWEST_SAMPLES, MOST_SAMPLES)
         }
     };
-    for _ in warmed..args.warmup.unwrap_or(iters.div_ceil(4)) {
+    for _ in warmed..args.warmup.unwrap_or(iters.div_ceil(4).min(MOST_WARM_UPS)) {
         sample()?;
     }
     let mut samples = (0..iters).map(|_| Ok(sample()? / plan.calls as f64)).collect::<Result<Vec<f64>>>()?;

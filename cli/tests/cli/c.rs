@@ -168,7 +168,8 @@ fn every_collective() {
             // Large buffers take their time: once is enough, and with four ranks on few processors not even
             // that.
             let is_first = matches!((language, linking), (Language::C, Linking::Dynamic));
-            let most = if if common::all() { world < 4 || is_first } else { world < 4 && is_first } { "70000" } else { "5" };
+            let is_large = if common::all() { world < 4 || is_first } else { world < 4 && is_first };
+            let most = if is_large { "70000" } else { "5" };
             let said = ranks(world, &[], &program, &[most]);
             assert_eq!(said.matches("every collective").count(), world, "{said}");
         }

@@ -28,7 +28,9 @@ fn bench(folder: &Path, (ranks, gpus): (usize, usize), arguments: &[&str], setti
     let kolo = env!("CARGO_BIN_EXE_kolo");
     let ranks = ranks.to_string();
     let mut command = Command::new(kolo);
-    command.args(["run", "-n", &ranks, "--", kolo, "bench", "--device", "cuda", "--check", "--iters", "2", "--warmup", "1"]);
+    command.args([
+        "run", "-n", &ranks, "--", kolo, "bench", "--device", "cuda", "--check", "--wide", "--iters", "2", "--warmup", "1",
+    ]);
     command.args(arguments).envs(settings.iter().copied()).stdin(Stdio::null());
     command.env("LD_LIBRARY_PATH", folder).env("KOLO_FAKE_GPUS", gpus.to_string()).env("KOLO_START_TIMEOUT", "15m");
     command.output().unwrap()
@@ -92,7 +94,8 @@ fn data_passes_through_the_host() {
     let Some(folder) = driver() else { return };
     let short = bench(folder, (2, 1), &["all_reduce", "--sizes", "8,64K"], &[]);
     assert!(taken(&short, "whole") > 0 && taken(&short, "in place") + taken(&short, "through areas") == 0);
-    let staged = bench(folder, (2, 2), &["all_reduce", LARGE[0], LARGE[1]], &[("KOLO_DEVICE_PATH", "staged")]);
+    // Of more than two segments.
+    let staged = bench(folder, (2, 2), &["all_reduce", "--sizes", "256K,5M"], &[("KOLO_DEVICE_PATH", "staged")]);
     assert!(taken(&staged, "staged") > 0 && taken(&staged, "in place") + taken(&staged, "through areas") == 0);
 }
 

@@ -58,8 +58,10 @@ fn a_stream_that_does_not_come_is_named_by_the_kernel() {
         on_seats(seats(2, false), |process| {
             let memory = warm_up(&process, count);
             if process.rank == 0 {
-                process.device.clock.store(1000, Ordering::SeqCst);
-                process.sum(count, memory, None).unwrap();
+                // By its host's clock, the kernel waits an eighth less than its host.
+                let (clock, timeout) = if every_case() { (1, Some(Duration::from_secs(8))) } else { (1000, None) };
+                process.device.clock.store(clock, Ordering::SeqCst);
+                process.sum(count, memory, timeout).unwrap();
                 process.device.synchronise(process.stream);
                 let error = failure(&process);
                 has_failed.store(true, Ordering::SeqCst);
@@ -253,13 +255,14 @@ fn the_watchdog_knows_that_a_stream_has_arrived() {
 /// buffer then.
 #[test]
 fn a_peer_does_not_succeed_with_what_came_after_a_deadline() {
-    const LARGE: usize = 8 << 20;
-    for i in 0..if every_case() { 12 } else { 4 } {
+    // The root's limit passes while the other rank moves.
+    let (large, first, rounds) = if every_case() { (24 << 20, 4, 6) } else { (8 << 20, 2, 4) };
+    for i in 0..rounds {
         let ready = Barrier::new(2);
         on_seats(seats(2, false), |process| {
-            let memory = process.device.allocate(4 * LARGE).unwrap();
+            let memory = process.device.allocate(4 * large).unwrap();
             let broadcast = |timeout: Option<Duration>| {
-                let call = process.call_on(process.stream, Op::Broadcast, DType::F32, LARGE, memory);
+                let call = process.call_on(process.stream, Op::Broadcast, DType::F32, large, memory);
                 // SAFETY: the memory is never freed.
                 unsafe { process.comm.exec.start_prepared(Call { timeout, ..call }) }
             };
@@ -268,18 +271,18 @@ fn a_peer_does_not_succeed_with_what_came_after_a_deadline() {
             }
             process.comm.barrier().unwrap();
             let value = if process.rank == 0 { 1f32 } else { 0.0 };
-            process.device.write(process.stream, memory, value.to_le_bytes().repeat(LARGE));
+            process.device.write(process.stream, memory, value.to_le_bytes().repeat(large));
             process.device.synchronise(process.stream);
             ready.wait();
             if process.rank == 0 {
                 // The root has nothing to move.
-                let outcome = broadcast(Some(Duration::from_millis(4 + i)));
-                process.device.write(process.stream, memory + 4 * LARGE as u64 - 4096, vec![7; 4096]);
+                let outcome = broadcast(Some(Duration::from_millis(first + i)));
+                process.device.write(process.stream, memory + 4 * large as u64 - 4096, vec![7; 4096]);
                 process.device.synchronise(process.stream);
                 _ = outcome.map(|work| work.wait());
             } else if broadcast(None).and_then(|work| Ok(work.wait()?)).is_ok() {
-                let got = process.device.read(process.stream, memory, 4 * LARGE);
-                assert_eq!(got[4 * LARGE - 4..], 1f32.to_le_bytes(), "success with what came later");
+                let got = process.device.read(process.stream, memory, 4 * large);
+                assert_eq!(got[4 * large - 4..], 1f32.to_le_bytes(), "success with what came later");
             }
             process.device.synchronise(process.stream);
         });
