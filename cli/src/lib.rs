@@ -1,0 +1,121 @@
+//! The `kolo` program: starts ranks, measures collectives, explains the choice of algorithm, and
+//! finds the cause of failures.
+//!
+//! A library, which cargo compiles beside the last half of the crate `kolo`; a program has to wait for
+//! the whole of it.
+
+mod bench;
+mod chart;
+mod compare;
+mod doctor;
+mod files;
+mod plan;
+mod random;
+mod run;
+mod soak;
+mod top;
+mod trace;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Collective communication for processes: all-reduce and the rest, over TCP and shared memory.
+#[derive(Parser)]
+#[command(name = "kolo", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start ranks of a program, on this machine or on several hosts over ssh
+    Run(run::Args),
+    /// Measure a collective among the ranks of this job
+    Bench(bench::Args),
+    /// Explain which algorithm a collective would use and what it would cost
+    Plan(plan::Args),
+    /// Run random jobs with random faults and check every result
+    Soak(soak::Args),
+    /// Check whether kolo works on this machine, and say what to do if it does not
+    Doctor(doctor::Args),
+    /// Find the first call mismatch and the late ranks in the files of the flight recorder
+    Trace(trace::Args),
+    /// Show what the ranks of a running job do, and which rank the others wait for
+    Top(top::Args),
+    /// Compare kolo with other libraries and with the limits of the machine, in interleaved rounds
+    Compare(compare::Args),
+    /// Run as the process that ends the ranks of a launcher that was killed
+    #[command(hide = true)]
+    Guard(run::GuardArgs),
+    /// Run as the process that starts the ranks of a host
+    #[command(hide = true)]
+    Agent,
+    /// Run as a rank of a comparison
+    #[command(hide = true)]
+    Compete(compare::RankArgs),
+}
+
+/// Runs the program with the arguments of this process. Returns its exit status.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Err(error) = log() {
+        complain(&format!("kolo: {error}"));
+        return if matches!(cli.command, Command::Run(_)) { ExitCode::from(run::LAUNCHER_FAILED) } else { ExitCode::FAILURE };
+    }
+    let result = match cli.command {
+        Command::Run(args) => return run::run(&args),
+        Command::Guard(args) => {
+            run::guard(&args);
+            return ExitCode::SUCCESS;
+        }
+        Command::Agent => return run::agent(),
+        Command::Bench(args) => bench::bench(&args),
+        Command::Plan(args) => plan::plan(&args),
+        Command::Doctor(args) => return doctor::doctor(&args),
+        Command::Soak(args) => return soak::soak(&args),
+        Command::Trace(args) => trace::trace(&args),
+        Command::Top(args) => top::top(&args),
+        Command::Compare(args) => compare::compare(&args),
+        Command::Compete(args) => compare::compete(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&format!("kolo: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes the library's log to standard error: warnings, or the level of `KOLO_LOG`.
+fn log() -> kolo::Result<()> {
+    let level = kolo::settings::variable("KOLO_LOG", "error, warn, info, debug or trace", |level| level.parse().ok())?;
+    let level = level.unwrap_or(tracing::Level::WARN);
+    let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let ansi = wants_colour && std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt().with_max_level(level).with_ansi(ansi).with_writer(std::io::stderr).with_target(false).init();
+    Ok(())
+}
+
+/// Writes a line to standard output. If its reader has gone, as with `head`, the program ends
+/// quietly.
+fn say(line: &str) {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    if let Err(error) = writeln!(out, "{line}") {
+        if error.kind() != std::io::ErrorKind::BrokenPipe {
+            complain(&format!("kolo: standard output cannot be written: {error}"));
+        }
+        std::process::exit(1);
+    }
+}
+
+/// Writes a line to standard error, in one call, because other ranks may write there too.
+fn complain(line: &str) {
+    use std::io::Write;
+    // There is nowhere else to report it.
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
