@@ -2,16 +2,13 @@
 
 use std::process::{Command, Output, Stdio};
 
+use crate::common::all;
+
 /// Returns the program. Its ranks have time to connect on a busy machine.
 fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
     command.env("KOLO_START_TIMEOUT", "15m");
     command
-}
-
-/// Whether every case is tried, as in `tests/common`.
-fn all() -> bool {
-    std::env::var_os("KOLO_TEST_ALL").is_some()
 }
 
 fn kolo(arguments: &[&str]) -> Output {
