@@ -4,7 +4,7 @@ use super::call::Call;
 use super::core::Core;
 use super::handover::Handover;
 use super::submit::Executor;
-use super::work::begin;
+use super::work::Work;
 use crate::error::Result;
 
 impl Executor {
@@ -16,7 +16,8 @@ impl Executor {
             return operations(&mut core);
         }
         let (handover, turn) = Handover::new();
-        let (work, call, completion) = begin((), self.queue.helper(), |()| Ok(call))?;
+        let work = Work::new((), self.queue.helper());
+        let completion = work.completion(call.op);
         self.queue.push_handover(call, completion, handover)?;
         let result = turn.recv().ok().map(|_done| operations(&mut self.state.core.lock()));
         // If it never got its turn, the work has failed.

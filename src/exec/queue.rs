@@ -13,7 +13,7 @@ use super::messages::Interrupted;
 use super::runner::Runner;
 use super::state::CommState;
 use super::tasks::{Task, Tasks};
-use super::work::{Completion, Helper, Work, begin};
+use super::work::{Completion, Helper, Work};
 use crate::error::{Error, Result};
 use crate::failure;
 
@@ -91,8 +91,9 @@ impl Queue {
     /// Passes sends and receives that have not ended on to the progress thread, which runs. The
     /// caller holds the core, and keeps the buffers valid until they have ended.
     pub(super) fn pass_on(&self, messages: Vec<(Call, Interrupted)>) -> Vec<Work<()>> {
-        let pass = |(call, progress)| {
-            let Ok((work, call, completion)) = begin((), self.helper(), |()| Ok(call)) else { unreachable!("the call is there") };
+        let pass = |(call, progress): (Call, Interrupted)| {
+            let work = Work::new((), self.helper());
+            let completion = work.completion(call.op);
             completion.begin();
             (work, (self.tasks().task(call, completion, false), progress))
         };

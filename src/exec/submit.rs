@@ -10,7 +10,7 @@ use super::call::Call;
 use super::core::Core;
 use super::queue::Queue;
 use super::state::CommState;
-use super::work::{Work, WorkError, begin};
+use super::work::{Completion, Work, WorkError};
 use crate::error::{Error, Result};
 use crate::failure::{self, CommInfo};
 use crate::types::{Op, Rank};
@@ -46,12 +46,19 @@ impl Executor {
         buffers: B,
         call: impl FnOnce(&mut B) -> Result<Call>,
     ) -> Result<Work<B>, WorkError<B>> {
-        let (work, call, completion) =
-            begin(buffers, self.queue.helper(), |buffers| call(buffers)?.check(self.rank(), self.world_size()))?;
-        match self.queue.push(call, completion) {
+        let mut work = Work::new(buffers, self.queue.helper());
+        let started = call(work.buffers()).and_then(|call| {
+            let completion = work.completion(call.op);
+            self.queue_unchecked(call, completion)
+        });
+        match started {
             Ok(()) => Ok(work),
             Err(error) => Err(work.refused(error)),
         }
+    }
+
+    fn queue_unchecked(&self, call: Call, completion: Arc<dyn Completion>) -> Result<()> {
+        self.queue.push(call.check(self.rank(), self.world_size())?, completion)
     }
 
     /// See [`crate::Communicator::abort`].
@@ -131,7 +138,8 @@ impl Executor {
 
     /// Queues a call that was checked. The caller keeps its buffers until the call has ended.
     pub(super) fn queue_call(&self, call: Call) -> Result<Work<()>> {
-        let (work, call, completion) = begin((), self.queue.helper(), |()| Ok(call))?;
+        let work = Work::new((), self.queue.helper());
+        let completion = work.completion(call.op);
         self.queue.push(call, completion)?;
         Ok(work)
     }
@@ -179,8 +187,8 @@ impl Executor {
             let mut result = Ok(());
             for call in &checked {
                 let is_left = is_left_to_its_stream(call);
-                let (work, call, completion) = begin((), self.queue.helper(), |()| Ok(call.clone()))?;
-                result = result.and(self.queue.push(call, completion));
+                let work = Work::new((), self.queue.helper());
+                result = result.and(self.queue.push(call.clone(), work.completion(call.op)));
                 if !is_left {
                     works.push(work);
                 }

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::call::Call;
 use crate::error::{Error, Result};
 use crate::sys::{self, Waiting};
 use crate::types::Op;
@@ -46,7 +45,7 @@ pub struct Work<B> {
 /// The operation and whether it has ended, without the buffers, which it may be writing.
 impl<B> fmt::Debug for Work<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let op = self.shared.op.get();
+        let op = self.shared.progress.op.get();
         f.debug_struct("Work").field("op", &op).field("is_finished", &self.is_finished()).finish_non_exhaustive()
     }
 }
@@ -177,79 +176,37 @@ impl<B> Work<B> {
     /// Waits until the operation has ended, or until a deadline, and returns how it ended. The
     /// buffers stay where they are.
     pub(crate) fn outcome(&self, deadline: Option<Instant>) -> Option<Result<()>> {
-        if let Err(forked) = self.shared.check_process() {
-            return Some(Err(forked));
-        }
-        // Not kept while this thread sleeps: the communicator may end meanwhile.
-        let helper = || self.shared.helper.upgrade().filter(|_| deadline.is_none());
-        let waiting = helper().map(|helper| helper.help(&|| self.is_finished()));
-        let mut state = self.shared.state.lock();
-        while state.outcome.is_none() {
-            match deadline {
-                Some(deadline) if self.shared.ended.wait_until(&mut state, deadline).timed_out() => break,
-                Some(_) => {}
-                None => self.shared.ended.wait(&mut state),
-            }
-        }
-        let outcome = state.outcome.clone();
-        drop(state);
-        if let (Some(helper), Some(waiting)) = (helper(), waiting) {
-            helper.has_waited(waiting);
-        }
-        outcome
+        self.shared.progress.outcome(deadline)
     }
 
     /// Calls a function once when the operation has ended, on a thread of its own. It may wait for
     /// anything. Fails in a forked child.
     pub(crate) fn on_done(&self, function: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
-        self.shared.check_process()?;
-        let mut state = self.shared.state.lock();
-        match state.outcome.clone() {
-            None => state.on_done.push(Box::new(function)),
-            Some(outcome) => {
-                drop(state);
-                tell(function, outcome);
-            }
-        }
-        Ok(())
+        self.shared.progress.on_done(Box::new(function))
     }
 
     /// Has the operation unpark this thread when it ends. Returns false if it has ended, and in a
     /// forked child, where nothing is waited for.
     pub(crate) fn unparks_this_thread(&self) -> bool {
-        if self.shared.check_process().is_err() {
-            return false;
-        }
-        let mut state = self.shared.state.lock();
-        let thread = thread::current();
-        let is_pending = state.outcome.is_none();
-        if is_pending && !state.parked.iter().any(|parked| parked.id() == thread.id()) {
-            state.parked.push(thread);
-        }
-        is_pending
+        self.shared.progress.unparks_this_thread()
     }
 
     /// Returns how long the operation took: from its beginning on the progress thread, after the
     /// operations before it, to its end. Zero if it failed before it began; `None` if it has not
     /// ended.
     pub(crate) fn duration(&self) -> Option<Duration> {
-        // In a forked child, a thread that is gone may hold the lock.
-        if self.shared.check_process().is_err() {
-            return None;
-        }
-        let state = self.shared.state.lock();
-        state.outcome.as_ref().map(|_| state.duration)
+        self.shared.progress.duration()
     }
 
     /// Whether the operation has ended, so that [`Work::wait`] returns at once.
     pub fn is_finished(&self) -> bool {
-        self.shared.has_ended.load(Ordering::Acquire)
+        self.shared.progress.is_finished()
     }
 
     /// The buffers of an operation that has ended, and its error if it failed.
     fn take(&mut self) -> Result<B, WorkError<B>> {
-        self.shared.check_process().map_err(|error| WorkError { error: error.into(), buffers: None })?;
-        let outcome = self.shared.state.lock().outcome.clone();
+        self.shared.progress.check_process().map_err(|error| WorkError { error: error.into(), buffers: None })?;
+        let outcome = self.shared.progress.outcome.lock().ended.clone();
         let outcome = outcome.expect("only called when the operation has ended");
         // SAFETY: the operation has ended, so the progress thread does not touch the buffers any
         // more. This handle is the only one, and it is borrowed mutably.
@@ -262,10 +219,28 @@ impl<B> Work<B> {
     }
 }
 
-impl<B> Work<B> {
-    /// The error of an operation that was not queued, whose completion has come, with its buffers.
-    pub(super) fn refused(mut self, error: Error) -> WorkError<B> {
-        let buffers = self.take().map_or_else(|failed| failed.buffers, Some);
+impl<B: Send + 'static> Work<B> {
+    /// The handle on an operation that is about to start.
+    pub(super) fn new(buffers: B, helper: Weak<dyn Helper>) -> Work<B> {
+        Work { shared: Arc::new(WorkState { progress: Progress::new(helper), buffers: UnsafeCell::new(Some(buffers)) }) }
+    }
+
+    /// The buffers where they stay until the operation has ended, which has not been queued.
+    pub(super) fn buffers(&mut self) -> &mut B {
+        // SAFETY: nothing but this handle reaches the buffers before the operation is queued.
+        unsafe { (*self.shared.buffers.get()).as_mut() }.expect("they were put there")
+    }
+
+    /// How the progress thread ends the operation, which is an `op`.
+    pub(super) fn completion(&self, op: Op) -> Arc<dyn Completion> {
+        _ = self.shared.progress.op.set(op);
+        self.shared.clone()
+    }
+
+    /// The error of an operation that was not queued, or whose completion has come, with its buffers.
+    pub(super) fn refused(self, error: Error) -> WorkError<B> {
+        // SAFETY: no operation has the buffers, and this handle is the only one.
+        let buffers = unsafe { (*self.shared.buffers.get()).take() };
         WorkError { error: error.into(), buffers }
     }
 }
@@ -278,7 +253,7 @@ impl<B> Future for Work<B> {
     /// If it is polled again after it was ready.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         // Not in a forked child, where a thread that is gone may hold the lock.
-        if self.shared.check_process().is_ok() && self.shared.register(context.waker()) {
+        if self.shared.progress.check_process().is_ok() && self.shared.progress.register(context.waker()) {
             return Poll::Pending;
         }
         Poll::Ready(self.take())
@@ -287,21 +262,9 @@ impl<B> Future for Work<B> {
 
 impl<B> Drop for Work<B> {
     fn drop(&mut self) {
-        if self.shared.check_process().is_err() {
-            // The parent's thread ends the operation, and may have held the lock at the fork:
-            // nothing is touched.
+        if self.shared.progress.abandon() {
             return;
         }
-        let mut state = self.shared.state.lock();
-        if state.outcome.is_none() {
-            state.is_abandoned = true;
-            let waker = state.waker.take();
-            drop(state);
-            // Code of the executor, like all that a waker does: outside the lock.
-            drop(waker);
-            return;
-        }
-        drop(state);
         // SAFETY: the operation has ended, so the progress thread does not touch the buffers any
         // more. This handle is the only one. It was not abandoned before the end, so the operation
         // has left the buffers where they are.
@@ -310,9 +273,18 @@ impl<B> Drop for Work<B> {
 }
 
 /// What the handle and the progress thread share. It lives until both have dropped it.
-pub(crate) struct WorkState<B> {
+struct WorkState<B> {
+    progress: Progress,
     buffers: UnsafeCell<Option<B>>,
-    state: Mutex<Progress>,
+}
+
+// SAFETY: one side at a time reaches the buffers: the operation, by address, until it has ended,
+// and the handle afterwards.
+unsafe impl<B: Send> Sync for WorkState<B> {}
+
+/// All of an operation but its buffers: compiled once, and not for each type of them.
+struct Progress {
+    outcome: Mutex<Outcome>,
     ended: Condvar,
     has_ended: AtomicBool,
     /// When the progress thread began the operation.
@@ -324,41 +296,10 @@ pub(crate) struct WorkState<B> {
     helper: Weak<dyn Helper>,
 }
 
-impl<B> WorkState<B> {
-    /// Fails in a forked child, which has none of the threads that end its parent's operations.
-    fn check_process(&self) -> Result<()> {
-        let op = || self.op.get().copied().unwrap_or(Op::Connect);
-        if self.forks == sys::forks() { Ok(()) } else { Err(Error::Forked { op: op() }) }
-    }
-
-    /// Has the operation wake a task when it ends. Returns false if it has ended.
-    ///
-    /// Cloning and dropping a waker runs code of the executor, which may end a communicator: never
-    /// under the lock, for which the progress thread waits.
-    fn register(&self, waker: &Waker) -> bool {
-        {
-            let state = self.state.lock();
-            if state.outcome.is_some() {
-                return false;
-            }
-            if state.waker.as_ref().is_some_and(|registered| registered.will_wake(waker)) {
-                return true;
-            }
-        }
-        let waker = waker.clone();
-        let mut state = self.state.lock();
-        let is_pending = state.outcome.is_none();
-        let unused = if is_pending { state.waker.replace(waker) } else { Some(waker) };
-        drop(state);
-        drop(unused);
-        is_pending
-    }
-}
-
 #[derive(Default)]
-struct Progress {
+struct Outcome {
     /// How the operation ended.
-    outcome: Option<Result<()>>,
+    ended: Option<Result<()>>,
     /// How long it took, once it has ended.
     duration: Duration,
     /// The handle was dropped before that.
@@ -374,9 +315,163 @@ struct Progress {
 /// A function that is told how an operation ended.
 type OnDone = Box<dyn FnOnce(Result<()>) + Send>;
 
-// SAFETY: one side at a time reaches the buffers: the operation, by address, until it has ended,
-// and the handle afterwards.
-unsafe impl<B: Send> Sync for WorkState<B> {}
+impl Progress {
+    fn new(helper: Weak<dyn Helper>) -> Progress {
+        Progress {
+            outcome: Mutex::default(),
+            ended: Condvar::new(),
+            has_ended: AtomicBool::new(false),
+            began: OnceLock::new(),
+            op: OnceLock::new(),
+            forks: sys::forks(),
+            helper,
+        }
+    }
+
+    /// Fails in a forked child, which has none of the threads that end its parent's operations.
+    fn check_process(&self) -> Result<()> {
+        let op = || self.op.get().copied().unwrap_or(Op::Connect);
+        if self.forks == sys::forks() { Ok(()) } else { Err(Error::Forked { op: op() }) }
+    }
+
+    fn is_finished(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+
+    /// See [`Work::outcome`].
+    fn outcome(&self, deadline: Option<Instant>) -> Option<Result<()>> {
+        if let Err(forked) = self.check_process() {
+            return Some(Err(forked));
+        }
+        // Not kept while this thread sleeps: the communicator may end meanwhile.
+        let helper = || self.helper.upgrade().filter(|_| deadline.is_none());
+        let waiting = helper().map(|helper| helper.help(&|| self.is_finished()));
+        let mut outcome = self.outcome.lock();
+        while outcome.ended.is_none() {
+            match deadline {
+                Some(deadline) if self.ended.wait_until(&mut outcome, deadline).timed_out() => break,
+                Some(_) => {}
+                None => self.ended.wait(&mut outcome),
+            }
+        }
+        let ended = outcome.ended.clone();
+        drop(outcome);
+        if let (Some(helper), Some(waiting)) = (helper(), waiting) {
+            helper.has_waited(waiting);
+        }
+        ended
+    }
+
+    /// See [`Work::on_done`].
+    fn on_done(&self, function: OnDone) -> Result<()> {
+        self.check_process()?;
+        let mut outcome = self.outcome.lock();
+        match outcome.ended.clone() {
+            None => outcome.on_done.push(function),
+            Some(ended) => {
+                drop(outcome);
+                tell(function, ended);
+            }
+        }
+        Ok(())
+    }
+
+    /// See [`Work::unparks_this_thread`].
+    fn unparks_this_thread(&self) -> bool {
+        if self.check_process().is_err() {
+            return false;
+        }
+        let mut outcome = self.outcome.lock();
+        let thread = thread::current();
+        let is_pending = outcome.ended.is_none();
+        if is_pending && !outcome.parked.iter().any(|parked| parked.id() == thread.id()) {
+            outcome.parked.push(thread);
+        }
+        is_pending
+    }
+
+    /// See [`Work::duration`].
+    fn duration(&self) -> Option<Duration> {
+        // In a forked child, a thread that is gone may hold the lock.
+        if self.check_process().is_err() {
+            return None;
+        }
+        let outcome = self.outcome.lock();
+        outcome.ended.as_ref().map(|_| outcome.duration)
+    }
+
+    /// Has the operation wake a task when it ends. Returns false if it has ended.
+    ///
+    /// Cloning and dropping a waker runs code of the executor, which may end a communicator: never
+    /// under the lock, for which the progress thread waits.
+    fn register(&self, waker: &Waker) -> bool {
+        {
+            let outcome = self.outcome.lock();
+            if outcome.ended.is_some() {
+                return false;
+            }
+            if outcome.waker.as_ref().is_some_and(|registered| registered.will_wake(waker)) {
+                return true;
+            }
+        }
+        let waker = waker.clone();
+        let mut outcome = self.outcome.lock();
+        let is_pending = outcome.ended.is_none();
+        let unused = if is_pending { outcome.waker.replace(waker) } else { Some(waker) };
+        drop(outcome);
+        drop(unused);
+        is_pending
+    }
+
+    /// The handle is dropped. Returns whether its buffers are the operation's, which has not ended
+    /// in this process.
+    fn abandon(&self) -> bool {
+        if self.check_process().is_err() {
+            // The parent's thread ends the operation, and may have held the lock at the fork:
+            // nothing is touched.
+            return true;
+        }
+        let mut outcome = self.outcome.lock();
+        if outcome.ended.is_some() {
+            return false;
+        }
+        outcome.is_abandoned = true;
+        let waker = outcome.waker.take();
+        drop(outcome);
+        // Code of the executor, like all that a waker does: outside the lock.
+        drop(waker);
+        true
+    }
+
+    /// The operation has ended. `abandoned` is told whether the handle is gone, before anyone else
+    /// learns of the end.
+    fn complete(&self, ended: Result<()>, abandoned: &mut dyn FnMut() -> Option<Box<dyn FnOnce() + Send>>) {
+        let duration = self.began.get().map_or(Duration::ZERO, Instant::elapsed);
+        let mut outcome = self.outcome.lock();
+        outcome.duration = duration;
+        outcome.ended = Some(ended.clone());
+        self.has_ended.store(true, Ordering::Release);
+        self.ended.notify_all();
+        outcome.parked.drain(..).for_each(|thread| thread.unpark());
+        let waker = outcome.waker.take();
+        let on_done = std::mem::take(&mut outcome.on_done);
+        let free = outcome.is_abandoned.then(abandoned).flatten();
+        drop(outcome);
+        // Both are done here if the system has no more threads: a task that is not woken would wait
+        // forever.
+        if let Some(Err(free)) = free.map(|free| run_elsewhere("kolo-free", free)) {
+            free();
+        }
+        if let Some(waker) = waker
+            && let Err(wake) = run_elsewhere("kolo-wake", Box::new(move || waker.wake()))
+        {
+            wake();
+        }
+        for function in on_done {
+            tell(function, ended.clone());
+        }
+    }
+}
 
 /// What the progress thread sees of a handle.
 pub(crate) trait Completion: Send + Sync {
@@ -400,44 +495,22 @@ pub(super) trait Helper: Send + Sync {
 
 impl<B: Send + 'static> Completion for WorkState<B> {
     fn begin(&self) {
-        _ = self.began.set(Instant::now());
+        _ = self.progress.began.set(Instant::now());
     }
 
     fn complete(&self, outcome: Result<()>) {
-        let duration = self.began.get().map_or(Duration::ZERO, Instant::elapsed);
-        let mut state = self.state.lock();
-        state.duration = duration;
-        state.outcome = Some(outcome.clone());
-        self.has_ended.store(true, Ordering::Release);
-        self.ended.notify_all();
-        state.parked.drain(..).for_each(|thread| thread.unpark());
-        let waker = state.waker.take();
-        let on_done = std::mem::take(&mut state.on_done);
-        // SAFETY: the operation has ended, and there is no handle any more.
-        let abandoned = state.is_abandoned.then(|| unsafe { (*self.buffers.get()).take() });
-        drop(state);
-        // Both are done here if the system has no more threads: a task that is not woken would wait
-        // forever.
-        if std::mem::needs_drop::<B>()
-            && let Some(Err(free)) = abandoned.map(|buffers| run_elsewhere("kolo-free", move || drop(buffers)))
-        {
-            free();
-        }
-        if let Some(waker) = waker
-            && let Err(wake) = run_elsewhere("kolo-wake", move || waker.wake())
-        {
-            wake();
-        }
-        for function in on_done {
-            tell(function, outcome.clone());
-        }
+        self.progress.complete(outcome, &mut || {
+            // SAFETY: the operation has ended, and there is no handle any more.
+            let buffers = unsafe { (*self.buffers.get()).take() };
+            std::mem::needs_drop::<B>().then(|| Box::new(move || drop(buffers)) as Box<_>)
+        });
     }
 }
 
 /// Tells a function of the user the outcome of an operation. Not without a thread for it: the
 /// function may wait for another operation.
-fn tell(function: impl FnOnce(Result<()>) + Send + 'static, outcome: Result<()>) {
-    if run_elsewhere("kolo-done", move || function(outcome)).is_err() {
+fn tell(function: OnDone, outcome: Result<()>) {
+    if run_elsewhere("kolo-done", Box::new(move || function(outcome))).is_err() {
         tracing::error!("there is no thread for a function that is told of the end of an operation: it is not called");
     }
 }
@@ -447,10 +520,10 @@ fn tell(function: impl FnOnce(Result<()>) + Send + 'static, outcome: Result<()>)
 /// communicator: a buffer or a task may hold the last reference to one, whose end waits for its
 /// progress thread. A panic of that code stays on the thread. Gives the code back if the system
 /// starts no thread.
-fn run_elsewhere<F: FnOnce() + Send + 'static>(name: &str, code: F) -> Result<(), impl FnOnce() + use<F>> {
+fn run_elsewhere(name: &str, code: Box<dyn FnOnce() + Send>) -> Result<(), impl FnOnce() + use<>> {
     let code = Arc::new(Mutex::new(Some(code)));
     let theirs = code.clone();
-    let run = move |code: &Mutex<Option<F>>| {
+    let run = move |code: &Mutex<Option<Box<dyn FnOnce() + Send>>>| {
         let code = code.lock().take();
         code.into_iter().for_each(|code| code());
     };
@@ -459,36 +532,4 @@ fn run_elsewhere<F: FnOnce() + Send + 'static>(name: &str, code: F) -> Result<()
         tracing::warn!(%error, thread = name, "cannot start a thread");
         move || _ = catch_unwind(AssertUnwindSafe(|| run(&code)))
     })
-}
-
-/// The handle on an operation that is about to start, its call, and how the progress thread ends
-/// it.
-pub(crate) type Begun<B> = (Work<B>, Call, Arc<dyn Completion>);
-
-/// Makes a handle on an operation that is about to start. `describe` is shown the buffers where
-/// they stay until it has ended. If it fails, the error has the buffers.
-pub(super) fn begin<B: Send + 'static>(
-    buffers: B,
-    helper: Weak<dyn Helper>,
-    describe: impl FnOnce(&mut B) -> Result<Call>,
-) -> Result<Begun<B>, WorkError<B>> {
-    let shared = Arc::new(WorkState {
-        buffers: UnsafeCell::new(Some(buffers)),
-        state: Mutex::default(),
-        ended: Condvar::new(),
-        has_ended: AtomicBool::new(false),
-        began: OnceLock::new(),
-        op: OnceLock::new(),
-        forks: sys::forks(),
-        helper,
-    });
-    // SAFETY: nothing else has access to the cell yet.
-    let buffers = unsafe { &mut *shared.buffers.get() };
-    match describe(buffers.as_mut().expect("just put there")) {
-        Ok(call) => {
-            let _ = shared.op.set(call.op);
-            Ok((Work { shared: shared.clone() }, call, shared))
-        }
-        Err(error) => Err(WorkError { error: error.into(), buffers: buffers.take() }),
-    }
 }
