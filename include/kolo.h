@@ -510,6 +510,9 @@ typedef struct kolo_bucket_stats_t {
 // The ranks of the job did not admit this process, which was to join them.
 #define KOLO_ERR_NOT_ADMITTED 24
 
+// A rank had no memory for what all ranks were about to allocate. No rank keeps any of it.
+#define KOLO_ERR_NO_MEMORY 25
+
 // No error: the operation has not ended yet.
 #define KOLO_IN_PROGRESS 18
 

@@ -59,6 +59,7 @@ pub(crate) fn code(error: &Error) -> kolo_result_t {
         Error::Excluded { .. } => KOLO_ERR_EXCLUDED,
         Error::NotGrown { .. } => KOLO_ERR_NOT_GROWN,
         Error::NotAdmitted { .. } => KOLO_ERR_NOT_ADMITTED,
+        Error::NoMemory { .. } => KOLO_ERR_NO_MEMORY,
         Error::Forked { .. } => KOLO_ERR_FORKED,
         Error::Panicked { .. } => KOLO_ERR_INTERNAL,
         // `tests/layers.rs` checks that every variant has an arm above.
@@ -90,6 +91,10 @@ pub(crate) fn blame(described: &mut kolo_error_t, error: &Error) {
         }
         Error::Counts { peer, host: name, op: called, seq: number, .. } => {
             (*rank, *op, *seq) = (*peer as i32, operation(called), *number);
+            write(host, name);
+        }
+        Error::NoMemory { op: called, rank: lacks, host: name, .. } => {
+            (*rank, *op) = (*lacks as i32, operation(called));
             write(host, name);
         }
         Error::Revoked { first } => blame(described, first),

@@ -38,8 +38,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if the length is more than memory can hold, [`Error::Forked`] in a forked
-    /// child.
+    /// [`Error::Argument`] if the length is more than an address space can hold,
+    /// [`Error::NoMemory`] with this rank if there is no memory, [`Error::Forked`] in a forked child.
     ///
     /// ```
     /// # fn main() -> kolo::Result<()> {
@@ -70,7 +70,10 @@ impl Communicator {
                 if let Some(Err(error)) = other {
                     tracing::warn!(%error, bytes, "no shared memory; operations stage this buffer");
                 }
-                Memory::Private(Region::try_heap(bytes).ok_or_else(too_many)?)
+                let (rank, info) = (self.rank(), &self.exec.state.info);
+                let no_memory =
+                    || Error::NoMemory { op: Op::Alloc, rank, host: info.members[rank].host.clone(), bytes: bytes as u64 };
+                Memory::Private(Region::try_heap(bytes).ok_or_else(no_memory)?)
             }
         };
         Ok(Pooled { memory, len, elements: PhantomData })

@@ -37,9 +37,10 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if the length is more than memory can hold, [`Error::Mismatch`] if ranks
-    /// give different lengths, [`Error::Os`] if the system did not find the memory before the
-    /// deadline of operations.
+    /// [`Error::Argument`] if the length is more than an address space can hold,
+    /// [`Error::NoMemory`] on all ranks if one of them has no memory, [`Error::Mismatch`] if ranks give
+    /// different lengths, [`Error::Os`] if the system did not find the memory before the deadline of
+    /// operations.
     ///
     /// ```
     /// # fn main() -> kolo::Result<()> {
@@ -52,27 +53,41 @@ impl Communicator {
     /// # }
     /// ```
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Registered<T>> {
-        let too_many = || Error::Argument { op: Op::Alloc, problem: ArgumentError::TooMany { count: len } };
-        // At least one element, so that there is a page to share.
-        let bytes = len.max(1).checked_mul(size_of::<T>()).and_then(|bytes| PageSize::system().round_up(bytes));
-        let whole = bytes.and_then(|bytes| bytes.checked_mul(self.world_size()));
-        let bytes = bytes.filter(|_| whole.is_some_and(|whole| whole <= isize::MAX as usize)).ok_or_else(too_many)?;
-        // All ranks compare their lengths, after the operations that they started before.
-        let barrier = Call { on_behalf_of: Some(Op::Alloc), count: len, ..Call::new::<T>(Op::Barrier) };
-        let (memory, place) = self.exec.exclusively(barrier.clone(), |core| {
-            // SAFETY: a barrier touches no buffer.
-            unsafe { self.exec.run_on(core, barrier)? };
-            let memory = core.allocate(&self.exec.state.info, bytes).map_err(|error| self.exec.state.fail(core, error))?;
-            Ok((memory, core.place_on_host().0))
-        })?;
-        let (memory, place) = match memory {
-            Some(memory) => (memory, place),
-            None => {
-                let region = Arc::new(Region::try_heap(bytes).ok_or_else(too_many)?);
-                (Arc::new(Allocation { region, part: bytes }), 0)
-            }
-        };
+        let call = Call { on_behalf_of: Some(Op::Alloc), count: len, ..Call::new::<T>(Op::Barrier) };
+        let (memory, place) = self.allocate(call, size_of::<T>())?;
         Ok(Registered { memory, place, len, elements: PhantomData })
+    }
+
+    /// Allocates a part for each rank, for the elements of `call`: a barrier, in which all ranks
+    /// compare their lengths. Returns the memory and this rank's place in it.
+    fn allocate(&self, call: Call, element: usize) -> Result<(Arc<Allocation>, usize)> {
+        let len = call.count;
+        // At least one element, so that there is a page to share.
+        let bytes = len.max(1).checked_mul(element).and_then(|bytes| PageSize::system().round_up(bytes));
+        let whole = bytes.and_then(|bytes| bytes.checked_mul(self.world_size()));
+        let bytes = bytes.filter(|_| whole.is_some_and(|whole| whole <= isize::MAX as usize));
+        let bytes = bytes.ok_or(Error::Argument { op: Op::Alloc, problem: ArgumentError::TooMany { count: len } })?;
+        // After the operations that the ranks started before.
+        self.exec.exclusively(call.clone(), |core| {
+            // SAFETY: a barrier touches no buffer.
+            unsafe { self.exec.run_on(core, call)? };
+            let info = &self.exec.state.info;
+            let shared = core.allocate(info, bytes).map_err(|error| self.exec.state.fail(core, error))?;
+            let place = core.place_on_host().0;
+            let own = || Some((Arc::new(Allocation { region: Arc::new(Region::try_heap(bytes)?), part: bytes }), 0));
+            let mine = shared.map(|memory| (memory, place)).or_else(own);
+            // The ranks of another host may share memory, and those of this one not.
+            let have = self.gather_words(core, Op::Alloc, &[mine.is_some().into()])?;
+            let lacks = have.iter().position(|&has| has == 0);
+            match (mine, lacks) {
+                (Some(mine), None) => Ok(mine),
+                (mine, lacks) => {
+                    mine.iter().for_each(|(memory, place)| memory.release(*place));
+                    let rank = lacks.expect("a rank without memory has said so");
+                    Err(Error::NoMemory { op: Op::Alloc, rank, host: info.members[rank].host.clone(), bytes: bytes as u64 })
+                }
+            }
+        })
     }
 }
 
@@ -110,7 +125,7 @@ impl<T: Element> Drop for Registered<T> {
     fn drop(&mut self) {
         // The address stays reserved until all ranks have dropped their buffers. The memory is
         // freed now, except in a forked child.
-        self.memory.region.release(self.place * self.memory.part..(self.place + 1) * self.memory.part);
+        self.memory.release(self.place);
     }
 }
 

@@ -113,7 +113,7 @@ impl Communicator {
         // It stands for all of the operations.
         let call = Call { on_behalf_of: Some(Op::Split), ..Call::new::<u64>(Op::AllGather) };
         let (part, ranks, began, agreed) = self.exec.exclusively(call, |core| {
-            let all = self.gather_words(core, &mine)?;
+            let all = self.gather_words(core, Op::Split, &mine)?;
             let words = |rank: Rank| &all[WORDS * rank..WORDS * (rank + 1)];
             let in_part = |&rank: &Rank| color.is_some() && words(rank)[..2] == mine[..2];
             let mut ranks: Vec<Rank> = (0..self.world_size()).filter(in_part).collect();
@@ -155,11 +155,10 @@ impl Communicator {
         }
     }
 
-    /// Gathers the words of all ranks.
-    fn gather_words(&self, core: &mut Core, mine: &[u64]) -> Result<Vec<u64>> {
+    /// Gathers the words of all ranks, in an operation that the caller knows as `op`.
+    pub(super) fn gather_words(&self, core: &mut Core, op: Op, mine: &[u64]) -> Result<Vec<u64>> {
         let mut all = vec![0; mine.len() * self.world_size()];
-        let call =
-            Call { on_behalf_of: Some(Op::Split), ..calls::all_gather::<u64>(RawSlice::of(mine), RawSliceMut::of(&mut all)) };
+        let call = Call { on_behalf_of: Some(op), ..calls::all_gather::<u64>(RawSlice::of(mine), RawSliceMut::of(&mut all)) };
         // SAFETY: both buffers are borrowed until this returns.
         unsafe { self.exec.run_on(core, call)? };
         Ok(all)
@@ -188,7 +187,7 @@ impl Communicator {
         };
         let can_share = !matches!(area, Some(None));
         let tuning = self.exec.state.host.as_ref().and_then(|(host, _)| host.tuning(&jobs)).unwrap_or(0);
-        let answers = self.gather_words(core, &[can_share.into(), tuning]);
+        let answers = self.gather_words(core, Op::Split, &[can_share.into(), tuning]);
         let all_can = answers.as_ref().is_ok_and(|all| ranks.iter().all(|rank| all[ANSWERS * rank] != 0));
         if let Some(offered) = offered {
             // A failure on this rank need not be one on the others.

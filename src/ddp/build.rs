@@ -28,7 +28,8 @@ impl ReducerBuilder {
     /// - [`ReducerError::Mismatch`](crate::ReducerError::Mismatch) on every rank if the ranks'
     ///   options differ; it names the first difference.
     /// - [`ReducerError::Refused`](crate::ReducerError::Refused) if another rank failed to
-    ///   prepare its device.
+    ///   prepare its device, or to start its thread.
+    /// - [`Error::NoMemory`] on every rank if one of them has no memory for the buckets.
     /// - [`Error::Setting`] if there are no parameters, if a parameter's elements are not
     ///   floating-point numbers, or if a parameter is on a device and the builder was given none.
     /// - [`Error::Unsupported`] if the communicator has no devices.
@@ -47,9 +48,14 @@ impl ReducerBuilder {
         let core = Arc::new(Core::new(comm, parameters, (unused, uneven, overlap), buckets));
         let worker = Worker { core: core.clone(), hook, scratch: None };
         let thread = std::thread::Builder::new().name("kolo-reducer".to_owned()).spawn(move || worker.work());
-        let thread = Some(thread.map_err(Error::os("starting the reducer's thread"))?);
+        let (thread, started) = match thread {
+            Ok(thread) => (Some(thread), Ok(())),
+            Err(error) => (None, Err(Error::os("starting the reducer's thread")(error))),
+        };
         let bucket_bytes = [self.first_bucket_bytes, self.bucket_bytes];
-        Ok(Reducer { core, buffers, staging, on, bucket_bytes, rebuilds: self.rebuild, thread })
+        let reducer = Reducer { core, buffers, staging, on, bucket_bytes, rebuilds: self.rebuild, thread };
+        agree_on_success(&reducer.core.comm, started)?;
+        Ok(reducer)
     }
 }
 

@@ -332,6 +332,20 @@ pub enum Error {
         problem: String,
     },
 
+    /// A rank had no memory for what all ranks were about to allocate. All ranks return this, none
+    /// keeps any of it, and the communicator stays usable.
+    #[error("{op}: rank {rank} ({host}) has no memory for {bytes} bytes; free some there, raise its limit, or ask for less")]
+    NoMemory {
+        /// The operation that was called.
+        op: Op,
+        /// The rank without memory; the lowest of several.
+        rank: Rank,
+        /// Its host's name.
+        host: Arc<str>,
+        /// What that rank asked for.
+        bytes: u64,
+    },
+
     /// A system call failed.
     #[error("{doing}: {source}")]
     Os {
@@ -352,6 +366,7 @@ impl Error {
                 | Error::Unsupported { .. }
                 | Error::Reducer { .. }
                 | Error::NotGrown { .. }
+                | Error::NoMemory { .. }
         )
     }
 
@@ -361,6 +376,7 @@ impl Error {
             Error::Peer { rank, .. } => Some(*rank),
             Error::Mismatch { culprit, .. } => Some(*culprit),
             Error::Counts { peer, .. } => Some(*peer),
+            Error::NoMemory { rank, .. } => Some(*rank),
             Error::Revoked { first } => first.culprit(),
             _ => None,
         }

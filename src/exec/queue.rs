@@ -52,9 +52,9 @@ impl Queue {
     pub(crate) fn push(&self, call: Call, completion: Arc<dyn Completion>) -> Result<()> {
         if call.lent.as_ref().is_some_and(|lent| lent.is_captured()) {
             // It runs with each replay of the graph.
-            self.start().inspect_err(|error| completion.complete(Err(error.clone())))?;
-            completion.complete(Ok(()));
-            return Ok(());
+            let started = self.start_or_fail();
+            completion.complete(started.clone());
+            return started;
         }
         // Messages run side by side, and a thread that ran them would have to wait for all of them.
         let is_for_any_thread = !call.op.is_point_to_point() && !self.runner.shared.concerns_devices(&call);
@@ -79,7 +79,10 @@ impl Queue {
             task.end(Err(forked.clone()));
             return Err(forked);
         }
-        self.start()?;
+        if let Err(error) = self.start_or_fail() {
+            task.end(Err(error.clone()));
+            return Err(error);
+        }
         self.tasks().push(task);
         // After the task counts as pending, and in `Core::engine` before a thread looks whether one
         // is: either that thread sees it, or this one its waker.
@@ -113,6 +116,12 @@ impl Queue {
             tracing::warn!(%error, "a call of another thread waits for the end of this one");
         };
         self.start().inspect_err(warn).is_ok()
+    }
+
+    /// Starts the progress thread for a call that needs it. The other ranks make the call, too, so
+    /// the communicator ends if the system refuses the thread.
+    fn start_or_fail(&self) -> Result<()> {
+        self.start().map_err(|error| self.runner.shared.fail_outside(error))
     }
 
     fn start(&self) -> Result<()> {

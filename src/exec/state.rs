@@ -1,6 +1,7 @@
 //! The state of one communicator: its core, and the failure that ended it.
 
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use mio::Waker;
 use parking_lot::Mutex;
@@ -21,6 +22,9 @@ use crate::shm::Pool;
 use crate::sys;
 use crate::trace::Recording;
 use crate::types::{Descriptor, Op};
+
+/// Longer than anything but an operation holds the core.
+pub(super) const MOMENT: Duration = Duration::from_millis(20);
 
 /// What the threads that call a communicator share with its progress thread.
 pub(crate) struct CommState {
@@ -143,6 +147,17 @@ impl CommState {
         let mut core = self.core.lock();
         self.fail(&mut core, Error::Aborted { op: Op::Connect, seq: 0 });
         core
+    }
+
+    /// Ends the communicator because of an error outside of its operations. Does not wait for another
+    /// thread's call, which it ends.
+    #[cold]
+    pub(crate) fn fail_outside(&self, error: Error) -> Error {
+        let mut core = self.core.try_lock_for(MOMENT).unwrap_or_else(|| {
+            failure::abort(&self.status);
+            self.core.lock()
+        });
+        self.fail(&mut core, error)
     }
 
     /// Ends the communicator because an operation failed. Agrees with the other ranks on the

@@ -2,14 +2,13 @@
 //! progress thread.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::MutexGuard;
 
 use super::call::Call;
 use super::core::Core;
 use super::queue::Queue;
-use super::state::CommState;
+use super::state::{CommState, MOMENT};
 use super::work::{Completion, Work, WorkError};
 use crate::error::{Error, Result};
 use crate::failure::{self, CommInfo};
@@ -20,9 +19,6 @@ pub(crate) struct Executor {
     pub(crate) state: Arc<CommState>,
     pub(super) queue: Queue,
 }
-
-/// Longer than anything but an operation holds the core.
-const MOMENT: Duration = Duration::from_millis(20);
 
 impl Executor {
     pub(crate) fn new(core: Core, info: CommInfo) -> Executor {
@@ -74,14 +70,9 @@ impl Executor {
         }
     }
 
-    /// Ends the communicator because of an error between operations. Does not wait for another
-    /// thread's call, which it ends.
+    /// See [`CommState::fail_outside`].
     pub(crate) fn fail(&self, error: Error) -> Error {
-        let mut core = self.state.core.try_lock_for(MOMENT).unwrap_or_else(|| {
-            failure::abort(&self.state.status);
-            self.state.core.lock()
-        });
-        self.state.fail(&mut core, error)
+        self.state.fail_outside(error)
     }
 
     /// Checks a call and runs it: on this thread if no other call is queued, otherwise on the

@@ -31,6 +31,11 @@ impl Allocation {
         self.region.at(rank * self.part + offset)
     }
 
+    /// Frees the pages of a rank's part. Its address stays reserved.
+    pub(crate) fn release(&self, rank: usize) {
+        self.region.release(rank * self.part..(rank + 1) * self.part);
+    }
+
     /// Makes the pages that hold a range of a rank's part private to this process.
     fn make_private(&self, rank: usize, written: Range<usize>, page: PageSize) -> io::Result<()> {
         let pages = page.holding(written);

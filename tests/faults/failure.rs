@@ -109,6 +109,7 @@ pub(crate) fn kind(error: &Error) -> &'static str {
         Error::Version { .. } => "Version",
         Error::Store { .. } => "Store",
         Error::Os { .. } => "Os",
+        Error::NoMemory { .. } => "NoMemory",
         _ => "another",
     }
 }

@@ -87,6 +87,8 @@ const TESTS: &[runner::Test] = &[
     ("row_51_registered_memory_of_a_stopped_rank", bystander::registered_memory_of_stopped),
     ("row_53_no_memory_in_time", system::no_memory_in_time),
     ("row_61_ended_in_a_message", processes::ended_in_a_message),
+    ("row_67_no_thread", system::no_thread),
+    ("row_68_no_memory_on_one_rank", system::no_memory_on_one_rank),
     ("survivors_go_on", processes::survivors_go_on),
     ("killed_while_splitting", processes::killed_while_splitting),
     ("two_killed_at_once", processes::two_killed),

@@ -1,6 +1,7 @@
 //! The caller's side of a call on a device: all of its work is enqueued on a stream before the call
 //! is queued. From then on nothing of it calls the driver.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use crate::cuda::device::{Address, Device, Event, Extent, Handle, MovesAt, Reduction, StreamId};
@@ -10,7 +11,7 @@ use crate::cuda::moves::Moves;
 use crate::cuda::peers::{BufferAt, HALVES, ONE_SHOT, Peers, Said};
 use crate::cuda::rounds::{Buffer, Cut, Row};
 use crate::cuda::shared::shared;
-use crate::error::{ArgumentError, Error, Result};
+use crate::error::{Error, Result};
 use crate::exec::call::Call;
 use crate::exec::device::SHORT;
 use crate::exec::device_state::{Calling, LaneOf, Mode, finish};
@@ -217,8 +218,12 @@ impl Executor {
         let [sends, receives] = lent.on_device;
         let for_send = if sends { call.send.len.next_multiple_of(64) } else { 0 };
         let for_recv = if receives { call.recv.len } else { 0 };
-        let problem = ArgumentError::TooMany { count: call.count };
-        let memory = Region::try_heap((for_send + for_recv).max(1)).ok_or(Error::Argument { op: call.op, problem })?;
+        let bytes = (for_send + for_recv).max(1);
+        let memory = Region::try_heap(bytes).ok_or_else(|| {
+            // The other ranks make the call, too.
+            let what = format!("{}: allocating {bytes} bytes of host memory for a call on {}", call.op, lent.device.name());
+            self.fail(Error::os(what)(ErrorKind::OutOfMemory.into()))
+        })?;
         let memory = Arc::new(memory);
         let timeout = call.timeout.unwrap_or(self.state.info.timeout);
         lane.follow(lent.stream)?;

@@ -1,15 +1,15 @@
-//! Limits of a process and system calls that fail: rows 28, 29, 53 and 54.
+//! Limits of a process and system calls that fail: rows 28, 29, 53, 54, 67 and 68.
 
 use std::cell::Cell;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use kolo::{Communicator, Op, Result};
+use kolo::{Communicator, Error, Op, ReduceOp, Result};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, kind};
 use crate::job::{Job, LATE, fresh, in_time, rank, wait_until};
 use crate::processes::GONE;
-use crate::rank::{Calls, DEADLINE, End, Failed, Task};
+use crate::rank::{Calls, DEADLINE, End, Failed, Task, say};
 use crate::runner;
 use crate::runner::Outcome::{self, Passed};
 use crate::starts::free_port;
@@ -30,6 +30,38 @@ pub(crate) fn no_memory_in_time() -> Outcome {
         assert_eq!(text, format!("{what}; allocate less, or set a longer timeout: timed out"));
         job.lives_on(1);
         job.all_name(&[0, 2], 1, causes, now());
+    }
+    Passed(String::new())
+}
+
+/// The system refuses rank 1 the thread that runs a queued call, which its peers make too.
+pub(crate) fn no_thread() -> Outcome {
+    for call in ["nonblocking", "message", "group"] {
+        let mut job = Job::start("no thread", 3, 600_000, |_, command| _ = command.env("KOLO_TEST_LACKS", call));
+        let Failure { kind, culprit, text, .. } = job.failure(1);
+        assert_eq!((kind.as_str(), culprit), ("Os", None), "{call}: {text}");
+        assert!(text.starts_with("starting the progress thread: "), "{call}: {text}");
+        job.lives_on(1);
+        job.all_name(&[0, 2], 1, &["Failed"], now());
+    }
+    Passed(String::new())
+}
+
+/// One rank has no address space for registered memory, shared or not. All ranks name it and go on.
+pub(crate) fn no_memory_on_one_rank() -> Outcome {
+    for lacks in [0, 1, 2] {
+        for transport in ["auto", "tcp"] {
+            let mut job = Job::start("no address space", 3, 600_000, |_, command| {
+                command.env("KOLO_TEST_LACKS", lacks.to_string()).env("KOLO_TRANSPORT", transport);
+            });
+            for text in job.all_say("lacks") {
+                let named = format!("NoMemory: alloc: rank {lacks} (");
+                assert!(text.starts_with(&named) && text.contains("has no memory for 268435456 bytes"), "{lacks}: {text}");
+            }
+            for rank in 0..3 {
+                job.hear(rank, "done");
+            }
+        }
     }
     Passed(String::new())
 }
@@ -190,11 +222,6 @@ pub(crate) fn no_shared_memory() -> Outcome {
 
 /// Prepares the process for its task before it connects.
 pub(super) fn prepare(task: &str) {
-    let limit = |resource, value: u64| {
-        let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
-        // SAFETY: the pointer is to a valid limit.
-        assert_eq!(unsafe { libc::setrlimit(resource, &limit) }, 0);
-    };
     match task {
         "few descriptors" => limit(libc::RLIMIT_NOFILE, 8),
         "no descriptors" => limit(libc::RLIMIT_NOFILE, 64),
@@ -243,6 +270,62 @@ pub(super) fn without_descriptors(comm: &Communicator) -> Task {
     }
 }
 
+/// All ranks make the call that `KOLO_TEST_LACKS` names. Rank 1 is refused a thread for it.
+pub(super) fn without_threads(comm: &Communicator) -> Task {
+    let mut calls = Calls::of(comm);
+    calls.call(Op::Barrier, |comm| comm.barrier())?;
+    let (rank, world) = (comm.rank(), comm.world_size());
+    if rank == 1 {
+        [libc::SYS_clone3, libc::SYS_clone].into_iter().for_each(|call| forbid(call, libc::EAGAIN));
+    }
+    let last = (rank + world - 1) % world;
+    let (mut to, mut from) = ([0u8; 8], [0u8; 8]);
+    match std::env::var("KOLO_TEST_LACKS").unwrap().as_str() {
+        "nonblocking" => calls.call(Op::AllReduce, |comm| {
+            comm.start_all_reduce(vec![1u64; 8], ReduceOp::Sum).map_err(Error::from)?.wait()?;
+            Ok(())
+        }),
+        "message" => {
+            let received = comm.start_recv(vec![0u8; 8], last).map_err(Error::from).and_then(|work| Ok(work.wait()?));
+            // No rank sends.
+            received.map(drop).map_err(|error| End::Failed(Failed { error, call: None }))
+        }
+        _ => {
+            let both = comm.scope(|scope| {
+                scope.all_reduce(&mut to, ReduceOp::Sum)?;
+                scope.broadcast(&mut from, 0)
+            });
+            both.map_err(|error| End::Failed(Failed { error, call: None }))
+        }
+    }
+}
+
+/// Allocates registered memory, for which the rank that `KOLO_TEST_LACKS` names has no address space.
+/// Then all ranks go on.
+pub(super) fn without_address_space(comm: &Communicator) -> Task {
+    const BYTES: usize = 256 << 20;
+    let lacks: usize = std::env::var("KOLO_TEST_LACKS").unwrap().parse().unwrap();
+    let mut calls = Calls::of(comm);
+    calls.call(Op::Barrier, |comm| comm.barrier())?;
+    if comm.rank() == lacks {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let used = pages.split(' ').next().unwrap().parse::<u64>().unwrap() * 4096;
+        limit(libc::RLIMIT_AS, used + (64 << 20));
+    }
+    for _ in 0..2 {
+        match comm.alloc::<u8>(BYTES) {
+            Err(error) if error.leaves_communicator_usable() => say(&format!("lacks {}: {error}", kind(&error))),
+            other => panic!("{other:?}"),
+        }
+    }
+    // What fits is found, and the communicator has lost nothing.
+    let mut small = comm.alloc::<u64>(1 << 10)?;
+    small.fill(1);
+    comm.all_reduce(&mut small, ReduceOp::Sum)?;
+    assert!(small.iter().all(|&word| word == comm.world_size() as u64));
+    Ok(comm.barrier()?)
+}
+
 /// Allocates registered memory. On rank 1 every attempt to reserve its part is interrupted.
 pub(super) fn slow_memory(comm: &Communicator) -> Task {
     if comm.rank() == 1 {
@@ -251,6 +334,13 @@ pub(super) fn slow_memory(comm: &Communicator) -> Task {
     // The barrier of an allocation has a sequence number too.
     let failed = |error| End::Failed(Failed { error, call: Some((Op::Alloc, 2)) });
     comm.alloc::<u64>(1 << 20).map(drop).map_err(failed)
+}
+
+/// Sets a limit of this process.
+fn limit(resource: libc::__rlimit_resource_t, value: u64) {
+    let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
+    // SAFETY: the pointer is to a valid limit.
+    assert_eq!(unsafe { libc::setrlimit(resource, &limit) }, 0);
 }
 
 /// Sets how many descriptors this process may have. Returns the former limit.

@@ -21,7 +21,8 @@ use crate::runner::Outcome::{self, Passed};
 pub(crate) use forks::{forked, killed_with_a_child};
 pub(crate) use leftovers::{Belongings, nothing_left_over, sockets};
 pub(crate) use limits::{
-    connecting, few_descriptors, no_descriptors, no_descriptors_for_the_store, no_memory_in_time, no_shared_memory,
+    connecting, few_descriptors, no_descriptors, no_descriptors_for_the_store, no_memory_in_time, no_memory_on_one_rank,
+    no_shared_memory, no_thread,
 };
 pub(crate) use network::{
     different_calls as different_calls_between_hosts, file_store, ipv6_only,
@@ -126,6 +127,8 @@ pub(crate) fn run_task(task: &str, comm: &Communicator) -> Task {
         "parent" => forks::be_a_parent(comm),
         "no descriptors" => limits::without_descriptors(comm),
         "slow memory" => limits::slow_memory(comm),
+        "no thread" => limits::without_threads(comm),
+        "no address space" => limits::without_address_space(comm),
         "signals" => work_under_signals(comm),
         "no shared memory" | "little room" | "no memfd" | "no memory" => collectives(Calls::of(comm), Duration::MAX, usize::MAX),
         other => panic!("there is no task {other:?}"),
