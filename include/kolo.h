@@ -583,6 +583,9 @@ typedef struct kolo_bucket_stats_t {
 // A system call failed on it.
 #define KOLO_CAUSE_FAILED 20
 
+// It called kolo_comm_shrink, and no rank had reported a failure.
+#define KOLO_CAUSE_SHRINKS 21
+
 // The error is not about an operation.
 #define KOLO_OP_NONE -1
 

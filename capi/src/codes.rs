@@ -110,6 +110,8 @@ pub const KOLO_CAUSE_TLS: kolo_cause_t = 18;
 pub const KOLO_CAUSE_PANICKED: kolo_cause_t = 19;
 /// A system call failed on it.
 pub const KOLO_CAUSE_FAILED: kolo_cause_t = 20;
+/// It called kolo_comm_shrink, and no rank had reported a failure.
+pub const KOLO_CAUSE_SHRINKS: kolo_cause_t = 21;
 
 /// An operation, as errors name it.
 pub type kolo_op_t = i32;

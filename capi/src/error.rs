@@ -132,6 +132,7 @@ fn cause_number(cause: &Cause) -> kolo_cause_t {
         Cause::Tls(_) => KOLO_CAUSE_TLS,
         Cause::Panicked => KOLO_CAUSE_PANICKED,
         Cause::Failed(_) => KOLO_CAUSE_FAILED,
+        Cause::Shrinks => KOLO_CAUSE_SHRINKS,
         // As above.
         _ => KOLO_CAUSE_NONE,
     }

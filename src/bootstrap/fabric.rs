@@ -207,7 +207,7 @@ impl Fabric {
         &self.status
     }
 
-    fn board(&self) -> Option<&StatusBoard> {
+    pub(crate) fn board(&self) -> Option<&StatusBoard> {
         match &self.backing {
             Backing::Network(network) => Some(&network.board),
             Backing::Process(_, board) => Some(board),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::host_group::Lender;
+use crate::error::Cause;
 use crate::failure::{ControlChannel, Query, QueryError, Reply, StatusBoard};
 use crate::sys::{Process, Region};
 use crate::transport::memory::Hub;
@@ -22,6 +23,10 @@ pub(super) struct ProcessControl {
 impl ControlChannel for ProcessControl {
     fn ask(&self, peer: Rank, query: &Query, _: Duration) -> Result<Reply, QueryError> {
         Ok(self.board.answer(self.comm_id, self.members[self.rank], self.members[peer], query.clone()))
+    }
+
+    fn lost(&self) -> Vec<(Rank, Cause)> {
+        self.board.lost(self.members[self.rank], &self.members)
     }
 }
 

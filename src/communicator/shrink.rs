@@ -44,12 +44,11 @@ impl Communicator {
     pub fn shrink(&self) -> Result<Communicator> {
         let began = Instant::now();
         self.exec.state.check_process(Op::Connect)?;
-        // The operations of other threads end.
-        self.abort();
-        let core = self.exec.state.end();
+        let core = self.exec.state.end_by_shrink();
         let culprits: Vec<Rank> = match self.exec.failure() {
             // The peer runs, and may still be diagnosing the failure.
             Some(Error::Peer { cause: Cause::Broken(kind), .. }) if *kind != std::io::ErrorKind::TimedOut => Vec::new(),
+            Some(Error::Peer { cause: Cause::Shrinks, .. }) => Vec::new(),
             failure => failure.and_then(Error::culprit).into_iter().collect(),
         };
         let info = &self.exec.state.info;

@@ -12,6 +12,7 @@ use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::{Cause, Error, Result};
 use crate::exec::call::Call;
 use crate::exec::{Agreed, Core};
+use crate::failure;
 use crate::types::{Op, Rank, mix};
 
 /// Converts the error of a part to the ranks of the whole communicator.
@@ -127,7 +128,10 @@ impl Communicator {
             let offers = |rank| Offer::decode(words(rank)[WORDS - 1]);
             let fabric = part.as_ref().map(|(fabric, _)| fabric);
             let agreed = match self.exec.state.layout.windows {
-                true => Some(self.agree_on_memory(core, fabric, &ranks, offered, offers)?),
+                true => {
+                    let agreed = self.agree_on_memory(core, fabric, &ranks, offered, offers);
+                    Some(agreed.inspect_err(|error| fabric.iter().for_each(|part| failure::give_up_part(part.status(), error)))?)
+                }
                 false => None,
             };
             Ok((part, ranks, began, agreed))
@@ -135,6 +139,7 @@ impl Communicator {
         let Some((fabric, settings)) = part else { return Ok(None) };
         let members = ranks.iter().map(|&rank| self.exec.state.info.members[rank].clone()).collect();
         let info = self.exec.state.info.of(fabric.rank(), members, fabric.status().cancel.clone());
+        let (comm_id, place) = (fabric.comm_id(), (fabric.rank(), fabric.members()[fabric.rank()]));
         let rings = self.exec.state.info.cancel.link(&info.cancel);
         let started = match agreed {
             Some(agreed) => Core::start_part(fabric, settings, &info, agreed),
@@ -144,14 +149,21 @@ impl Communicator {
         match started {
             // The cancellation may have reached the part when it had just started.
             Ok(mut core) if self.exec.state.info.cancel.is_cancelled() => {
+                let error = self.exec.fail(Error::Aborted { op: Op::Connect, seq: 0 });
+                failure::give_up_part(core.fabric().status(), &error);
                 core.part(true);
                 drop(core);
-                let given_up = Error::Aborted { op: Op::Connect, seq: 0 };
-                Err(self.exec.fail(given_up))
+                Err(error)
             }
             Ok(core) => Ok(Some(self.of_same_process(core, info))),
             // Other ranks may have got their part, and would wait for this one in their next call.
-            Err(error) => Err(self.exec.fail(of_the_whole(error, &ranks))),
+            Err(error) => {
+                let error = self.exec.fail(of_the_whole(error, &ranks));
+                if let Some(board) = self.exec.state.core.lock().fabric().board() {
+                    failure::give_up_former_part(board, comm_id, place, &error);
+                }
+                Err(error)
+            }
         }
     }
 

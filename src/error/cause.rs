@@ -58,6 +58,9 @@ pub enum Cause {
     /// It aborted the communicator.
     #[error("aborted the communicator")]
     Aborted,
+    /// It called `shrink`, and no rank has reported a failure before.
+    #[error("called shrink, which ends the communicator; call shrink on this rank, too")]
+    Shrinks,
     /// A thread of it panicked, which dropped the communicator.
     #[error("panicked; its own output says where")]
     Panicked,
@@ -94,7 +97,8 @@ pub enum Cause {
     /// An operation failed on it, and it told its peers. Its own error names the cause.
     #[error("has revoked the communicator after a failure; its own error says what happened")]
     Revoked,
-    /// A system call failed on it. Holds its own error.
+    /// A system call failed on it, or a communicator from which it was making this one by `split`.
+    /// Holds its own error, which may name a rank that is no member of this communicator.
     #[error("failed: {0}")]
     Failed(String),
     /// It made other calls than this rank earlier; the calls now are the same.

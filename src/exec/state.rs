@@ -141,9 +141,12 @@ impl CommState {
         }
     }
 
-    /// Waits until no operation is in flight, and ends the communicator if it has not failed
-    /// already.
-    pub(crate) fn end(&self) -> parking_lot::MutexGuard<'_, Core> {
+    /// Ends the communicator for a shrink, if it has not failed already. Waits until no operation is in
+    /// flight: those of other threads fail.
+    pub(crate) fn end_by_shrink(&self) -> parking_lot::MutexGuard<'_, Core> {
+        if self.failure.get().is_none() {
+            failure::end_by_shrink(&self.status);
+        }
         let mut core = self.core.lock();
         self.fail(&mut core, Error::Aborted { op: Op::Connect, seq: 0 });
         core

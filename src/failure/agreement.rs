@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::board::StatusBoard;
 use super::context::CommInfo;
 use super::control::{PATIENCE, QueryError, ask_all};
 use super::diagnosis::diagnose;
@@ -63,7 +64,7 @@ pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, mut error: E
     }
 }
 
-/// Ends the communicator on behalf of this rank, and informs the others.
+/// Ends the communicator because its owner does, and informs the others.
 pub(crate) fn abort(status: &CommStatus) {
     end(status, Cause::Aborted);
 }
@@ -73,12 +74,56 @@ pub(crate) fn end_by_panic(status: &CommStatus) {
     end(status, Cause::Panicked);
 }
 
+/// Ends a communicator that this rank makes by a split, because the one that is split has failed with
+/// `error`. Informs the others, which may have made it already: the rank at fault need not be a member.
+pub(crate) fn give_up_part(status: &CommStatus, error: &Error) {
+    end(status, Cause::Failed(split_failed(error)));
+}
+
+/// As [`give_up_part`], for a part that has been taken down from the `board`.
+pub(crate) fn give_up_former_part(board: &StatusBoard, comm_id: u64, (rank, member): (Rank, Rank), error: &Error) {
+    let what = Failure::Failed { culprit: rank, cause: Cause::Failed(split_failed(error)) };
+    let during = Descriptor::nothing();
+    board.amend(comm_id, member, FailureReport { origin: rank, what, during, after: Duration::ZERO, completed: 0 });
+}
+
+fn split_failed(error: &Error) -> String {
+    let first = if let Error::Revoked { first } = error { first } else { error };
+    format!("the communicator that was split has failed: {first}")
+}
+
+/// Ends the communicator because this rank shrinks it, and informs the others. If a rank is lost, the
+/// report names that one: as other communicators of this process know, or as it turns out now.
+pub(crate) fn end_by_shrink(status: &CommStatus) {
+    if let Some(control) = status.control().filter(|_| status.reports().is_empty()) {
+        let lost = Mutex::new(control.lost());
+        if lost.lock().is_empty() {
+            ask_all(&*control, &status.others(), &Query::Doing(None), PATIENCE, |rank, reply| match reply {
+                Ok(Reply::Doing { reports, .. }) => status.add_reports(reports),
+                Err(QueryError::Died) => lost.lock().push((rank, Cause::Died)),
+                Err(QueryError::Gone) => lost.lock().push((rank, Cause::Gone)),
+                _ => {}
+            });
+        }
+        if let Some((culprit, cause)) = lost.into_inner().into_iter().min_by_key(|(rank, _)| *rank) {
+            report(status, culprit, cause);
+        }
+    }
+    end(status, Cause::Shrinks);
+}
+
+/// Ends the communicator on behalf of this rank, and informs the others.
 fn end(status: &CommStatus, cause: Cause) {
-    let (during, completed) = (Descriptor::nothing(), status.recording.history.last_completed());
-    let what = Failure::Failed { culprit: status.rank, cause };
-    status.add_own_report(FailureReport { origin: status.rank, what, during, after: Duration::ZERO, completed });
+    report(status, status.rank, cause);
     status.cancel.cancel();
     spread(status);
+}
+
+/// Adds this rank's report of a failure outside of its operations, unless it knows of one already.
+fn report(status: &CommStatus, culprit: Rank, cause: Cause) {
+    let (during, completed) = (Descriptor::nothing(), status.recording.history.last_completed());
+    let what = Failure::Failed { culprit, cause };
+    status.add_own_report(FailureReport { origin: status.rank, what, during, after: Duration::ZERO, completed });
 }
 
 /// The operation that was running on this rank, as this rank called it, and for how long.
@@ -111,8 +156,8 @@ fn spread(status: &CommStatus) {
     // A rank that is gone receives nothing, and a stopped one costs time.
     let is_lost = |rank: Rank| {
         reports.iter().any(|report| match &report.what {
-            Failure::Failed { culprit, cause } => *culprit == rank && is_absence(cause),
-            _ => false,
+            Failure::Failed { culprit, cause: Cause::Left { .. } } => *culprit == rank,
+            _ => report.absence().is_some_and(|(lost, _)| lost == rank),
         })
     };
     let peers: Vec<Rank> = status.others().into_iter().filter(|&rank| !is_lost(rank) && !control.is_stopped(rank)).collect();
@@ -130,20 +175,6 @@ fn spread(status: &CommStatus) {
             status.add_reports(reports);
         }
     }
-}
-
-/// Whether a rank that failed for this cause cannot answer.
-fn is_absence(cause: &Cause) -> bool {
-    matches!(
-        cause,
-        Cause::Died
-            | Cause::Closed
-            | Cause::Gone
-            | Cause::Left { .. }
-            | Cause::Stopped { .. }
-            | Cause::Unresponsive { .. }
-            | Cause::Unreachable { .. }
-    )
 }
 
 #[cfg(test)]

@@ -7,7 +7,9 @@ use parking_lot::Mutex;
 
 use super::detector::DetectorThread;
 use super::message::{Query, Reply};
+use super::report::FailureReport;
 use super::status::{CommStatus, LastWords, Posted};
+use crate::error::Cause;
 use crate::types::{Descriptor, Rank};
 
 /// How many communicators are remembered after they are gone.
@@ -43,7 +45,8 @@ impl StatusBoard {
             posted.taken_down.truncate(REMEMBERED - 1);
             let last_seq = status.last_seq.load(Ordering::Relaxed);
             let decision = status.shrink.lock().decision().cloned();
-            posted.taken_down.push_front(((comm_id, member), LastWords { last_seq, decision }));
+            let words = LastWords { last_seq, decision, lost: status.lost(), reports: status.reports() };
+            posted.taken_down.push_front(((comm_id, member), words));
         }
         let is_last = posted.statuses.is_empty();
         drop(posted);
@@ -51,6 +54,15 @@ impl StatusBoard {
         if is_last {
             let watch = self.watch.lock().take();
             drop(watch);
+        }
+    }
+
+    /// Adds a rank's report to what is remembered of a communicator that it has dropped.
+    pub(crate) fn amend(&self, comm_id: u64, member: Rank, report: FailureReport) {
+        let mut posted = self.posted.lock();
+        let words = posted.taken_down.iter_mut().find(|(name, _)| *name == (comm_id, member));
+        if let Some((_, words)) = words.filter(|(_, words)| words.reports.is_empty()) {
+            words.reports.push(report);
         }
     }
 
@@ -69,6 +81,17 @@ impl StatusBoard {
         self.posted.lock().taken_down.iter().any(|(name, _)| *name == (comm_id, member))
     }
 
+    /// Returns which of `members`, ranks of the job, cannot answer according to the reports of all
+    /// communicators of a rank, and why; as places among `members`.
+    pub(crate) fn lost(&self, rank: Rank, members: &[Rank]) -> Vec<(Rank, Cause)> {
+        let posted = self.posted.lock();
+        let of_rank = |of: &(u64, Rank)| of.1 == rank;
+        let living = posted.statuses.iter().filter(|(of, _)| of_rank(of)).flat_map(|(_, status)| status.lost());
+        let former = posted.taken_down.iter().filter(|(of, _)| of_rank(of)).flat_map(|(_, words)| words.lost.clone());
+        let place = |(lost, cause)| Some((members.iter().position(|&member| member == lost)?, cause));
+        living.chain(former).filter_map(place).collect()
+    }
+
     /// Answers a query of `from` to `to`, both ranks of the job.
     pub(crate) fn answer(&self, comm_id: u64, from: Rank, to: Rank, query: Query) -> Reply {
         let status = {
@@ -82,6 +105,7 @@ impl StatusBoard {
                         (Some((_, LastWords { decision: Some(decision), .. })), Query::Join | Query::Prepare(_)) => {
                             Reply::Joins { shrinks: false, promised: 0, decision: Some(decision.clone()) }
                         }
+                        (Some((_, words)), Query::Doing(_) | Query::Reports(_)) if !words.reports.is_empty() => words.reply(),
                         (Some((_, words)), _) => Reply::Left { last_seq: words.last_seq },
                     };
                 }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::message::{Query, Reply};
+use crate::error::Cause;
 use crate::types::Rank;
 
 /// How long one rank may take to answer a query.
@@ -13,6 +14,12 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(500);
 pub(crate) trait ControlChannel: Send + Sync {
     /// Asks a rank, and waits for the answer for at most `patience`.
     fn ask(&self, peer: Rank, query: &Query, patience: Duration) -> Result<Reply, QueryError>;
+
+    /// Returns the ranks of this communicator of which another communicator of this process knows that
+    /// they cannot answer, and why.
+    fn lost(&self) -> Vec<(Rank, Cause)> {
+        Vec::new()
+    }
 
     /// Whether a rank's process is known to be stopped.
     fn is_stopped(&self, _peer: Rank) -> bool {

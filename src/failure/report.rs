@@ -50,6 +50,21 @@ pub(crate) enum Failure {
 }
 
 impl FailureReport {
+    /// Returns the rank that has failed and cannot answer, if the report is of one, and the cause.
+    pub(super) fn absence(&self) -> Option<(Rank, &Cause)> {
+        let Failure::Failed { culprit, cause } = &self.what else { return None };
+        let cannot_answer = matches!(
+            cause,
+            Cause::Died
+                | Cause::Closed
+                | Cause::Gone
+                | Cause::Stopped { .. }
+                | Cause::Unresponsive { .. }
+                | Cause::Unreachable { .. }
+        );
+        cannot_answer.then_some((*culprit, cause))
+    }
+
     /// The order in which reports count: all ranks report the least. A failure that explains others
     /// comes first: a rank that is gone or called another operation keeps others waiting, and not
     /// the other way round. Of two mismatches, the one found among more calls counts.
@@ -73,6 +88,7 @@ impl FailureReport {
                     Cause::Absent { .. } => 7,
                     Cause::Silent { .. } => 8,
                     Cause::Revoked => 9,
+                    Cause::Shrinks => 10,
                 };
                 (class, *culprit)
             }
@@ -126,7 +142,7 @@ impl FailureReport {
         let host = |rank: Rank| info.members[rank].host.clone();
         let me = info.rank;
         match &self.what {
-            Failure::Failed { culprit, cause: Cause::Aborted | Cause::Panicked } if *culprit == me => {
+            Failure::Failed { culprit, cause: Cause::Aborted | Cause::Panicked | Cause::Shrinks } if *culprit == me => {
                 let Descriptor { op, seq, .. } = during.map_or(self.during, |(during, _)| during);
                 Error::Aborted { op, seq }
             }
@@ -270,6 +286,7 @@ fn write_cause(writer: &mut Writer, cause: &Cause) {
         Cause::Tls(why) => writer.number(17).text(why),
         Cause::Panicked => writer.number(18),
         Cause::Failed(why) => writer.number(19).text(why),
+        Cause::Shrinks => writer.number(20),
     };
 }
 
@@ -308,6 +325,7 @@ fn read_cause(reader: &mut Reader<'_>) -> Option<Cause> {
         17 => Cause::Tls(reader.text()?),
         18 => Cause::Panicked,
         19 => Cause::Failed(reader.text()?),
+        20 => Cause::Shrinks,
         _ => return None,
     })
 }
@@ -324,6 +342,7 @@ mod tests {
         let (last_seq, address) = (7, "[fd00::2]:4000".to_owned());
         let causes = [
             Cause::Closed,
+            Cause::Shrinks,
             Cause::Died,
             Cause::Left { last_seq },
             Cause::Silent { deadline },

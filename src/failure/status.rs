@@ -16,6 +16,7 @@ use super::cancel::CancelToken;
 use super::control::ControlChannel;
 use super::message::{Decision, Query, Reply};
 use super::report::FailureReport;
+use crate::error::Cause;
 use crate::trace::Recording;
 use crate::types::{Descriptor, Rank};
 
@@ -90,6 +91,12 @@ impl CommStatus {
 
     pub(crate) fn reports(&self) -> Vec<FailureReport> {
         self.reports.lock().clone()
+    }
+
+    /// Returns the ranks of the job that cannot answer according to the reports, and why.
+    pub(super) fn lost(&self) -> Vec<(Rank, Cause)> {
+        let lost = |report: &FailureReport| report.absence().map(|(rank, cause)| (self.members[rank], cause.clone()));
+        self.reports.lock().iter().filter_map(lost).collect()
     }
 
     /// Adds this rank's own report, unless it knows already why the communicator ended.
@@ -184,4 +191,16 @@ pub(super) struct LastWords {
     /// The ranks that continued. A rank that asks late learns it even when those have dropped the
     /// failed communicator.
     pub(super) decision: Option<Decision>,
+    /// The ranks of the job that could not answer.
+    pub(super) lost: Vec<(Rank, Cause)>,
+    /// Why the communicator ended. A rank may have made it when another had given it up already.
+    pub(super) reports: Vec<FailureReport>,
+}
+
+impl LastWords {
+    /// The answer to a rank that still waits in the communicator, which has failed.
+    pub(super) fn reply(&self) -> Reply {
+        let (reports, last_seq) = (self.reports.clone(), self.last_seq);
+        Reply::Doing { reports, diagnosing: None, waits: None, elsewhere: None, at_your_seq: None, last_seq }
+    }
 }

@@ -262,6 +262,27 @@ pub(crate) fn survivors_go_on() -> Outcome {
     Passed(format!("8 ranks, slowest shrink: {}", measured.join(", ")))
 }
 
+/// A rank that learns of a failure in a part shrinks the whole, where the others wait. All name the
+/// rank that was killed, and not the one that shrinks.
+pub(crate) fn part_fails() -> Outcome {
+    on_every_transport(|name, more| {
+        for drops_first in ["yes", "no"] {
+            let mut job = Job::start("part fails", 4, 600_000, |rank, command| {
+                command.env("KOLO_TEST_DROPS", drops_first);
+                more(rank, command);
+            });
+            job.all_work();
+            job.kill(1);
+            for rank in [0, 2, 3] {
+                assert_eq!(job.hear(rank, "culprit"), "Some(1)", "{name}: rank {rank}");
+                assert!(job.hear(rank, "shrunk").starts_with("3 "), "{name}: rank {rank}");
+                job.ends_clean(rank);
+            }
+        }
+    });
+    Passed(String::new())
+}
+
 /// A rank in a split does not wait for a rank that has ended, or that has learnt of the failure
 /// elsewhere.
 pub(crate) fn killed_while_splitting() -> Outcome {
@@ -287,6 +308,30 @@ pub(crate) fn killed_while_splitting() -> Outcome {
     });
     in_time("all ranks know", slowest, ASKED);
     Passed(format!("slowest: {slowest:.0?}"))
+}
+
+/// As above, where the rank that ends is in no part of the others. Those name it wherever they learn of
+/// its end: in the split, or in a part that a rank has given up because of it.
+pub(crate) fn killed_while_splitting_apart() -> Outcome {
+    let mut in_parts = 0;
+    on_every_transport(|name, more| {
+        for _ in 0..8 {
+            let mut job = Job::start("split apart", 4, 600_000, more);
+            job.all_work();
+            let killed = format!("pid {})", job.pid(2));
+            job.kill(2);
+            for rank in [0, 1, 3] {
+                let Failure { cause, text, .. } = job.failure(rank);
+                assert!(text.contains(&killed), "{name}: rank {rank}: {text}");
+                in_parts += u32::from(cause.starts_with("Failed"));
+            }
+            for rank in [0, 1, 3] {
+                job.tell(rank);
+                job.ends_clean(rank);
+            }
+        }
+    });
+    Passed(format!("{in_parts} ranks learnt it in a part"))
 }
 
 /// Each rank notices one of two ends first, and all name the same rank.

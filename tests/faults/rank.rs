@@ -75,8 +75,11 @@ pub(crate) fn work(task: &str) {
         Err(End::Failed(Failed { error, call })) => {
             say(&format!("failed {}", Failure::of(&error, call)));
             check_revoked(&comm, &error);
-            if task == "shrink" {
-                shrink(&comm);
+            match task {
+                "shrink" => shrink(&comm),
+                // Until all have learnt of the failure.
+                "split apart" => await_line(),
+                _ => {}
             }
         }
     }
@@ -97,9 +100,11 @@ fn run_task(task: &str, comm: &Communicator) -> Task {
         "differ" => differ(comm),
         "drop" => drop_with_work(comm),
         "registered" => registered(comm),
-        "split" => split(comm),
+        "split" => split(comm, 0, |_| Ok(())),
+        "split apart" => split(comm, usize::from(rank == 2), Communicator::barrier),
         "last words" => last_words(comm),
         "messages" => messages(comm),
+        "part fails" => part_fails(comm),
         "parts" => {
             let part = comm.split([0, 1, 1, 2][rank], 0)?;
             match rank {
@@ -137,8 +142,8 @@ fn unlinked(comm: &Communicator) -> Task {
     if comm.rank() != 0 {
         sleep()
     }
-    // The test writes a line once the last rank is stopped.
-    std::io::stdin().read_line(&mut String::new()).unwrap();
+    // Once the last rank is stopped.
+    await_line();
     // A new socket shows that the link is being opened.
     let until_it_connects = |before: usize| {
         while sockets() <= before {
@@ -247,10 +252,10 @@ fn messages(comm: &Communicator) -> Task {
 }
 
 /// Splits the communicator until a split fails.
-fn split(comm: &Communicator) -> Task {
+fn split(comm: &Communicator, color: usize, on_part: impl Fn(&Communicator) -> Result<()>) -> Task {
     let mut is_ready = false;
     loop {
-        drop(comm.split(0, 0)?);
+        on_part(&comm.split(color, 0)?)?;
         if !std::mem::replace(&mut is_ready, true) {
             say("ready");
         }
@@ -348,6 +353,29 @@ fn registered(comm: &Communicator) -> Task {
     }
 }
 
+/// Rank 1 is killed. Rank 0 learns that in a part and shrinks the whole, where ranks 2 and 3 wait.
+fn part_fails(comm: &Communicator) -> Task {
+    let part = comm.split(comm.rank() / 2, 0)?;
+    part.barrier()?;
+    say("ready");
+    match comm.rank() {
+        0 => {
+            part.barrier().unwrap_err();
+            let kept = if std::env::var("KOLO_TEST_DROPS").as_deref() == Ok("yes") { None } else { Some(part) };
+            shrink(comm);
+            drop(kept);
+        }
+        1 => sleep(),
+        _ => {
+            comm.barrier().unwrap_err();
+            shrink(comm);
+        }
+    }
+    // The whole names the failure in every later call.
+    say(&format!("culprit {:?}", comm.barrier().unwrap_err().culprit()));
+    Err(leaves())
+}
+
 /// Shrinks the communicator and uses the result.
 fn shrink(comm: &Communicator) {
     let began = Instant::now();
@@ -396,6 +424,11 @@ pub(crate) fn say(line: &str) {
     // One write, so that a signal cannot split the line. The test may have closed the pipe.
     let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
     let _ = std::io::stdout().flush();
+}
+
+/// Waits for the line that the test writes.
+fn await_line() {
+    std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
 fn sleep() -> ! {

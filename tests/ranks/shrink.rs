@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use crate::common::{Barrier, DEADLINE, on_every_transport, run};
-use kolo::{Communicator, Error, ReduceOp};
+use kolo::{Cause, Communicator, Error, ReduceOp};
 
 /// Returns the members of this communicator, in order, as ranks of the first one.
 fn first_ranks(comm: &Communicator, me: usize) -> Vec<u64> {
@@ -62,6 +62,21 @@ fn without_a_failure_all_ranks_continue() {
         let all = comm.shrink().unwrap();
         assert_eq!(first_ranks(&all, comm.rank()), [0, 1, 2]);
         let all = all.shrink().unwrap();
+        assert_eq!(first_ranks(&all, comm.rank()), [0, 1, 2]);
+    });
+}
+
+/// No rank is at fault. A rank that waits learns which one shrinks, and what to do.
+#[test]
+fn a_shrink_without_a_failure_blames_no_rank() {
+    on_every_transport(3, |comm| {
+        if comm.rank() != 1 {
+            match comm.recv(&mut [0u8; 4], 1) {
+                Err(Error::Peer { rank: 1, cause: Cause::Shrinks, .. }) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        let all = comm.shrink().unwrap();
         assert_eq!(first_ranks(&all, comm.rank()), [0, 1, 2]);
     });
 }

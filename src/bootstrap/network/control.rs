@@ -10,6 +10,7 @@ use super::process::Network;
 use crate::bootstrap::listener::handshake::Purpose;
 use crate::bootstrap::listener::{self, DialError};
 use crate::bootstrap::peer_info::PeerInfo;
+use crate::error::Cause;
 use crate::failure::{ControlChannel, Query, QueryError, Reply};
 use crate::sys::{self, Process};
 use crate::transport::is_end_of_peer;
@@ -90,6 +91,10 @@ fn ask_over_rails<T>(
 }
 
 impl ControlChannel for NetworkControl {
+    fn lost(&self) -> Vec<(Rank, Cause)> {
+        self.network.board.lost(self.network.rank, &self.members)
+    }
+
     fn is_stopped(&self, peer: Rank) -> bool {
         self.visible_process(peer).is_some_and(sys::is_stopped)
     }
