@@ -25,7 +25,7 @@ use crate::complain;
 use crate::random::{hexadecimal, random};
 use local::LocalRanks;
 use output::Palette;
-use program::{Job, OF_RANK, Program, has_input};
+use program::{Job, OF_RANK, Program, free_address, has_input};
 use supervise::{Failure, Supervisor, drain};
 
 pub(crate) use arguments::Args;
@@ -97,7 +97,8 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     // A secret in the launcher's environment reaches the ranks through theirs.
     let secret = (!credentials.is_given).then(|| hexadecimal(&credentials.secret));
     let store = server.address();
-    let job = Job { name: &credentials.job, world_size: count, first: 0, ranks: count, store, secret: secret.as_deref() };
+    let master = free_address(store.ip()).map_err(|error| failed(format!("no port is free on {}: {error}", store.ip())))?;
+    let job = Job { name: &credentials.job, world_size: count, first: 0, ranks: count, store, master, secret: secret.as_deref() };
     for rank in 0..count {
         let mut command = program.command(if rank == 0 && has_input() { Stdio::inherit() } else { Stdio::null() });
         // Rank 0 of a built-in command prints a report and has the terminal to itself.

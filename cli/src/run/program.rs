@@ -1,15 +1,17 @@
 //! The program that ranks run, and what its processes are told.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Commands of this program that ranks run.
 const BUILT_IN: [&str; 1] = ["bench"];
 
-/// The variables that [`Job::tell`] sets, beside the secret.
-pub(super) const OF_RANK: [&str; 7] = [
+/// The variables that [`Job::tell`] sets, beside the secret and [`MASTER`]. Those without `KOLO_` are
+/// for other libraries, such as PyTorch.
+pub(super) const OF_RANK: [&str; 11] = [
     "KOLO_RANK",
     "KOLO_WORLD_SIZE",
     "KOLO_LOCAL_RANK",
@@ -17,7 +19,14 @@ pub(super) const OF_RANK: [&str; 7] = [
     "KOLO_STORE",
     "KOLO_STORE_SERVED",
     "KOLO_JOB_ID",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
 ];
+
+/// The variables of the address where PyTorch's rank 0 serves its store. A user may export others.
+const MASTER: [&str; 2] = ["MASTER_ADDR", "MASTER_PORT"];
 
 /// The program that ranks run.
 pub(super) struct Program<'a> {
@@ -62,6 +71,8 @@ pub(super) struct Job<'a> {
     pub(super) first: usize,
     pub(super) ranks: usize,
     pub(super) store: SocketAddr,
+    /// An address of rank 0's host, with a port that is free there.
+    pub(super) master: SocketAddr,
     /// The secret, unless the ranks find it by themselves.
     pub(super) secret: Option<&'a str>,
 }
@@ -69,31 +80,54 @@ pub(super) struct Job<'a> {
 impl Job<'_> {
     /// Sets the variables that tell a rank its place in the job.
     pub(super) fn tell(&self, command: &mut Command, rank: usize) {
-        command
-            .env("KOLO_RANK", rank.to_string())
-            .env("KOLO_WORLD_SIZE", self.world_size.to_string())
-            .env("KOLO_LOCAL_RANK", (rank - self.first).to_string())
-            .env("KOLO_LOCAL_WORLD_SIZE", self.ranks.to_string())
-            .env("KOLO_STORE", format!("tcp://{}", self.store))
-            .env("KOLO_STORE_SERVED", "1")
-            .env("KOLO_JOB_ID", self.name);
+        let place = [
+            ("RANK", rank),
+            ("WORLD_SIZE", self.world_size),
+            ("LOCAL_RANK", rank - self.first),
+            ("LOCAL_WORLD_SIZE", self.ranks),
+        ];
+        for (name, number) in place {
+            command.env(name, number.to_string()).env(format!("KOLO_{name}"), number.to_string());
+        }
+        if !MASTER.iter().any(|name| command.get_envs().any(|(exported, _)| exported == *name)) {
+            let [address, port] = MASTER;
+            command.env(address, self.master.ip().to_string()).env(port, self.master.port().to_string());
+        }
+        // Inside torchrun: PyTorch's rank 0 would expect its agent to serve the store.
+        command.env_remove("TORCHELASTIC_USE_AGENT_STORE");
+        command.env("KOLO_STORE", format!("tcp://{}", self.store)).env("KOLO_STORE_SERVED", "1").env("KOLO_JOB_ID", self.name);
         if let Some(secret) = self.secret {
             command.env("KOLO_SECRET", secret);
         }
     }
 }
 
+/// Returns an address of this host with a port that is free now. Rank 0 of a program that uses it takes
+/// the port a moment later, and fails if the system has given it to another process meanwhile.
+pub(super) fn free_address(ip: IpAddr) -> io::Result<SocketAddr> {
+    TcpListener::bind((ip, 0))?.local_addr()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
     use super::*;
 
     #[test]
     fn the_variables_of_a_rank_are_those_that_it_is_told() {
         let store = ([127, 0, 0, 1], 1).into();
-        let mut command = Command::new("none");
-        Job { name: "job", world_size: 2, first: 0, ranks: 2, store, secret: None }.tell(&mut command, 1);
-        let mut expected = OF_RANK;
-        expected.sort_unstable();
-        assert!(command.get_envs().map(|(name, _)| name).eq(expected));
+        let told = |command: &mut Command| {
+            Job { name: "job", world_size: 2, first: 0, ranks: 2, store, master: store, secret: None }.tell(command, 1);
+            let set = command.get_envs().filter_map(|(name, value)| Some((name.to_str()?.to_owned(), value?.to_owned())));
+            set.collect::<BTreeMap<_, _>>()
+        };
+        let all = told(&mut Command::new("none"));
+        let expected: BTreeSet<&str> = OF_RANK.into_iter().chain(MASTER).collect();
+        assert!(all.keys().eq(expected), "{all:?}");
+        // Both or none are the user's.
+        let exported = told(Command::new("none").env("MASTER_ADDR", "elsewhere"));
+        assert_eq!(exported.get("MASTER_ADDR").unwrap(), "elsewhere");
+        assert!(!exported.contains_key("MASTER_PORT"));
     }
 }

@@ -4,6 +4,7 @@
 //! nothing otherwise.
 
 use std::ffi::OsStr;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -99,9 +100,33 @@ fn be_a_rank_of_an_inner_job(comm: &Communicator) {
     }
 }
 
+/// Rank 0 listens where PyTorch's rank 0 serves its store, and all others connect to it.
+fn meet_at_the_master() {
+    let number = |name: &str| std::env::var(name).unwrap().parse::<usize>().unwrap();
+    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
+        assert_eq!(number(name), number(&format!("KOLO_{name}")));
+    }
+    let address = format!("{}:{}", std::env::var("MASTER_ADDR").unwrap(), number("MASTER_PORT"));
+    if number("RANK") == 0 {
+        let listener = TcpListener::bind(address).unwrap();
+        for _ in 1..number("WORLD_SIZE") {
+            listener.accept().unwrap();
+        }
+        return;
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(error) = TcpStream::connect(&address) {
+        assert!(Instant::now() < deadline, "{address}: {error}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn be_a_rank() {
     let Ok(task) = std::env::var(TASK) else { return };
+    if task == "meets" {
+        return meet_at_the_master();
+    }
     std::env::set_current_dir("/").unwrap();
     // Dropped after the communicator: the other ranks fail and end before this one ends.
     let mut end = EndsAfter::default();
@@ -183,6 +208,13 @@ fn job_in(directory: &Path, temporary: &OsStr, task: &str) -> (Output, String) {
     let left = std::fs::read_dir(directory.join(temporary)).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
     assert!(left.is_empty(), "{left:?}");
     (output, last)
+}
+
+/// Programs for PyTorch start without torchrun, also where it starts `kolo run`.
+#[test]
+fn ranks_have_the_variables_of_pytorch() {
+    let (output, _) = job("meets");
+    assert!(output.status.success(), "{}", text(&output.stderr));
 }
 
 #[test]

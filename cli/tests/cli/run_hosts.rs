@@ -101,6 +101,21 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// All hosts are told one address, of the first of them, for PyTorch's store.
+#[test]
+fn ranks_on_all_hosts_have_the_variables_of_pytorch() {
+    let bed = Bed::new("pytorch");
+    let script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $TORCHELASTIC_USE_AGENT_STORE";
+    let output = bed.sh("a:2,b", script).env("TORCHELASTIC_USE_AGENT_STORE", "True").output().unwrap();
+    let lines = text(&output.stdout);
+    let mut told: Vec<Vec<&str>> = lines.lines().map(|line| line.split(' ').filter(|word| !word.is_empty()).collect()).collect();
+    told.sort_unstable();
+    let masters: BTreeSet<_> = told.iter().map(|words| &words[words.len() - 2..]).collect();
+    assert!(masters.len() == 1 && told.len() == 3, "{lines}{}", text(&output.stderr));
+    let places: Vec<String> = told.iter().map(|words| words[words.len() - 6..words.len() - 2].join(" ")).collect();
+    assert_eq!(places, ["0 3 0 2", "1 3 1 2", "2 3 0 1"], "{lines}");
+}
+
 fn send(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
 }

@@ -4,7 +4,7 @@
 //! minutes, the agent ends its ranks and itself. If the agent is killed, its guard ends the ranks.
 
 use std::io::Write;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::process::{ChildStdin, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -70,28 +70,28 @@ fn serve() -> Result<(), String> {
         Ok(Some(Frame::Message(ToAgent::Job(job)))) => job,
         _ => return Err("no job came from the launcher; use the same version of kolo on both machines".to_owned()),
     };
-    let program = match prepare(&job) {
-        Ok(program) => program,
+    let (program, master) = match prepare(&job) {
+        Ok(prepared) => prepared,
         Err(why) => {
             launcher.tell(&ToLauncher::Refused(why));
             launcher.finish(&all_written);
             return Ok(());
         }
     };
-    launcher.tell(&ToLauncher::Ready);
-    loop {
+    launcher.tell(&ToLauncher::Ready { master });
+    let master = loop {
         match heard.recv_timeout(SILENCE) {
-            Ok(Some(Frame::Message(ToAgent::Start))) => break,
+            Ok(Some(Frame::Message(ToAgent::Start { master }))) => break master,
             Ok(Some(Frame::Message(ToAgent::Lives))) => {}
             // Another host is not ready.
             _ => return Ok(()),
         }
-    }
+    };
     let ranks = LocalRanks::new(&format!("{}-{}", job.name, job.host), job.first);
     let unread = (0..job.ranks).map(|_| [AtomicBool::new(false), AtomicBool::new(false)]).collect();
     let mut agent = Agent { launcher, ranks, first: job.first, unread, input: None, has_failed: false, shutdown: Shutdown::No };
     let (reading, all_read) = bounded(0);
-    agent.start(&job, &program, &events, &reading);
+    agent.start((&job, master), &program, &events, &reading);
     drop(reading);
     agent.supervise(&event, &heard);
     agent.send_rest(&event, &heard, &all_read);
@@ -100,8 +100,9 @@ fn serve() -> Result<(), String> {
     Ok(())
 }
 
-/// Checks whether the ranks of a job can start here.
-fn prepare(job: &Job) -> Result<Program<'_>, String> {
+/// Checks whether the ranks of a job can start here. Returns their program, and an address of this
+/// host with a free port.
+fn prepare(job: &Job) -> Result<(Program<'_>, SocketAddr), String> {
     let most = MOST_RANKS as usize;
     if job.ranks == 0 || job.world_size > most || job.first.checked_add(job.ranks).is_none_or(|end| job.world_size < end) {
         return Err("the job has no ranks here, or too many".to_owned());
@@ -110,14 +111,16 @@ fn prepare(job: &Job) -> Result<Program<'_>, String> {
         let directory = job.directory.display();
         format!("the working directory {directory} is not there: {error}; make it, or give another one with --directory")
     })?;
-    TcpStream::connect_timeout(&job.store, STORE).map_err(|error| {
+    let connected = TcpStream::connect_timeout(&job.store, STORE).map_err(|error| {
         let store = job.store;
         format!(
             "it cannot reach the launcher's store at {store}: {error}; give --address or KOLO_INTERFACE with an address of the \
              launcher's machine that the host reaches, or open the port"
         )
     })?;
-    Program::new(&job.program)
+    let own = connected.local_addr().and_then(|own| program::free_address(own.ip()));
+    let own = own.map_err(|error| format!("no port is free: {error}"))?;
+    Ok((Program::new(&job.program)?, own))
 }
 
 /// Starts to write frames, on a thread of its own: a write waits if the launcher does not read. The
@@ -228,13 +231,14 @@ struct Agent {
 }
 
 impl Agent {
-    fn start(&mut self, job: &Job, program: &Program<'_>, events: &Sender<Event>, reading: &Sender<()>) {
+    fn start(&mut self, (job, master): (&Job, SocketAddr), program: &Program<'_>, events: &Sender<Event>, reading: &Sender<()>) {
         let place = program::Job {
             name: &job.name,
             world_size: job.world_size,
             first: job.first,
             ranks: job.ranks,
             store: job.store,
+            master,
             secret: Some(&job.secret),
         };
         for rank in job.first..job.first + job.ranks {
@@ -338,7 +342,7 @@ impl Agent {
                     _ = input.send(bytes);
                 }
             }
-            Frame::Message(ToAgent::Lives | ToAgent::Start | ToAgent::Job(_)) => {}
+            Frame::Message(ToAgent::Lives | ToAgent::Start { .. } | ToAgent::Job(_)) => {}
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -58,8 +59,8 @@ impl Notes {
 pub(super) struct Receivers {
     pub(super) palette: Palette,
     pub(super) events: Sender<Event>,
-    /// Whether a host is ready, or why not.
-    pub(super) answers: Sender<(usize, Result<(), String>)>,
+    /// The address of a host that is ready, or why it is not.
+    pub(super) answers: Sender<(usize, Result<SocketAddr, String>)>,
     pub(super) notes: Arc<Notes>,
     /// Dropped when all output of a host was written.
     pub(super) unread: Sender<()>,
@@ -297,10 +298,10 @@ impl Shared {
             }
             match frame {
                 Frame::Bytes { rank, is_error, bytes } => _ = lines.send((rank, is_error, bytes)),
-                Frame::Message(ToLauncher::Ready) => {
+                Frame::Message(ToLauncher::Ready { master }) => {
                     *stage = Stage::Ready;
                     self.lines.pass_all_on();
-                    _ = receivers.answers.send((self.index, Ok(())));
+                    _ = receivers.answers.send((self.index, Ok(master)));
                 }
                 Frame::Message(ToLauncher::Refused(why)) => {
                     *stage = Stage::Refused;

@@ -119,14 +119,17 @@ pub(super) fn launch(args: &Args, hosts: Vec<Host>) -> Result<ExitCode, (u8, Str
     }
     drop(receivers);
     ranks.send_heartbeats();
-    if let Err(failure) = ranks.wait_until_ready(&answer, &event, args.connect_timeout) {
-        ranks.close();
-        return match failure {
-            NotReady::Stopped(signal) => Ok(Failure::Stopped(signal).report(count)),
-            NotReady::Hosts(problems) => Err(failed(problems.join("\nkolo run: "))),
-        };
-    }
-    ranks.tell(&ToAgent::Start);
+    let master = match ranks.wait_until_ready(&answer, &event, args.connect_timeout) {
+        Ok(master) => master,
+        Err(failure) => {
+            ranks.close();
+            return match failure {
+                NotReady::Stopped(signal) => Ok(Failure::Stopped(signal).report(count)),
+                NotReady::Hosts(problems) => Err(failed(problems.join("\nkolo run: "))),
+            };
+        }
+    };
+    ranks.tell(&ToAgent::Start { master });
     if reads && let Some(connection) = ranks.connections.first() {
         send_input(connection);
     }
@@ -249,13 +252,14 @@ enum NotReady {
 }
 
 impl RemoteRanks {
-    /// Waits until all hosts are ready.
+    /// Waits until all hosts are ready. Returns the address of the first.
     fn wait_until_ready(
         &self,
-        answers: &Receiver<(usize, Result<(), String>)>,
+        answers: &Receiver<(usize, Result<SocketAddr, String>)>,
         events: &Receiver<Event>,
         timeout: Duration,
-    ) -> Result<(), NotReady> {
+    ) -> Result<SocketAddr, NotReady> {
+        let mut first = None;
         let mut deadline = Instant::now() + timeout;
         let mut silent: Vec<usize> = (0..self.connections.len()).collect();
         let mut problems = Vec::new();
@@ -264,9 +268,13 @@ impl RemoteRanks {
                 recv(answers) -> answer => {
                     let Ok((host, answer)) = answer else { break };
                     silent.retain(|other| *other != host);
-                    if let Err(problem) = answer {
-                        problems.push((host, problem));
-                        deadline = deadline.min(Instant::now() + OTHER_FAILURES);
+                    match answer {
+                        Ok(master) if host == 0 => first = Some(master),
+                        Ok(_) => {}
+                        Err(problem) => {
+                            problems.push((host, problem));
+                            deadline = deadline.min(Instant::now() + OTHER_FAILURES);
+                        }
                     }
                 },
                 recv(events) -> event => match event {
@@ -288,7 +296,7 @@ impl RemoteRanks {
         }
         problems.sort_unstable();
         let problems: Vec<String> = problems.into_iter().map(|(_, problem)| problem).collect();
-        if problems.is_empty() { Ok(()) } else { Err(NotReady::Hosts(problems)) }
+        first.filter(|_| problems.is_empty()).ok_or(NotReady::Hosts(problems))
     }
 
     fn tell(&self, what: &ToAgent) {

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The agent's first line. Its number changes with the protocol.
-pub(super) const PREAMBLE: &[u8] = b"kolo agent: protocol 1\n";
+pub(super) const PREAMBLE: &[u8] = b"kolo agent: protocol 2\n";
 
 /// The largest frame of the launcher, in bytes: arguments and environment are at most this long.
 pub(super) const LARGEST_JOB: usize = 16 << 20;
@@ -46,8 +46,10 @@ pub(super) struct Job {
 #[derive(Serialize, Deserialize)]
 pub(super) enum ToAgent {
     Job(Box<Job>),
-    /// All hosts are ready: the ranks start.
-    Start,
+    /// All hosts are ready: the ranks start. `master` is the first host's.
+    Start {
+        master: SocketAddr,
+    },
     /// The ranks get this signal.
     Signal(String),
     /// A rank of another host has failed.
@@ -66,8 +68,11 @@ pub(super) enum ToAgent {
 /// What an agent tells the launcher.
 #[derive(Serialize, Deserialize)]
 pub(super) enum ToLauncher {
-    /// The agent has the job and can start the ranks.
-    Ready,
+    /// The agent has the job and can start the ranks. `master` is the host's address by which it reaches
+    /// the launcher, with a port that is free there.
+    Ready {
+        master: SocketAddr,
+    },
     /// The agent cannot start ranks, for this reason.
     Refused(String),
     Started {
