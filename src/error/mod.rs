@@ -22,338 +22,368 @@ use cause::if_tie;
 /// What every fallible call returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a call failed.
-///
-/// [`Error::Argument`] is found before anything is sent and leaves the communicator usable, as do
-/// those that [`Error::leaves_communicator_usable`] lists. After any other failure of an operation
-/// the communicator is revoked: every later call on it returns [`Error::Revoked`] at once.
-///
-/// `{}` prints a sentence for users: what happened, to which rank, and what to do. `{:?}` prints
-/// the variant and its fields.
-///
-/// ```
-/// use kolo::{Cause, Communicator, Error};
-///
-/// /// Returns the communicator of the ranks that can go on.
-/// fn barrier(comm: Communicator) -> kolo::Result<Communicator> {
-///     match comm.barrier() {
-///         Ok(()) => Ok(comm),
-///         // Nothing was sent: the program is wrong.
-///         Err(error) if error.leaves_communicator_usable() => Err(error),
-///         Err(Error::Mismatch { mine, theirs, .. }) => {
-///             panic!("this rank called {}, another one {}", mine.op(), theirs.op())
-///         }
-///         Err(Error::Peer { rank, host, cause: Cause::Died | Cause::Silent { .. }, .. }) => {
-///             eprintln!("rank {rank} on {host} is gone; the others continue");
-///             comm.shrink()
-///         }
-///         Err(error) => Err(error),
-///     }
-/// }
-/// # fn main() -> kolo::Result<()> {
-/// # for comm in Communicator::in_process(1)? { barrier(comm)?; }
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// The arguments of the call are wrong. Nothing was sent, and the communicator stays usable.
-    #[error("{op}: {problem}")]
-    Argument {
-        /// The operation that was called.
-        op: Op,
-        /// What is wrong with the arguments.
-        problem: ArgumentError,
-    },
+/// Defines an enum of errors whose `Debug` prints the sentence, and its fields with `{:#?}`.
+macro_rules! told_by_debug {
+    (
+        $(#[$of_enum:meta])*
+        pub enum $name:ident {
+            $($(#[$of_variant:meta])* $variant:ident { $($(#[$of_field:meta])* $field:ident: $type:ty,)* },)*
+        }
+    ) => {
+        $(#[$of_enum])*
+        pub enum $name {
+            $($(#[$of_variant])* $variant { $($(#[$of_field])* $field: $type,)* },)*
+        }
 
-    /// A peer failed, left, or did not take part, so the operation failed.
-    #[error("{op} seq={seq}{} failed{}: rank {rank} ({host}, pid {pid}) {cause}", shape(*op, *dtype, *count), after_some(*after))]
-    Peer {
-        /// The rank at fault, in the communicator of the call.
-        rank: Rank,
-        /// Its host's name.
-        host: Arc<str>,
-        /// Its process id.
-        pid: u32,
-        /// The operation that failed.
-        op: Op,
-        /// Its sequence number.
-        seq: u64,
-        /// Its element type.
-        dtype: DType,
-        /// Its count.
-        count: u64,
-        /// How long the operation had been running.
-        after: Duration,
-        /// What the peer did.
-        cause: Cause,
-    },
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                if !f.alternate() {
+                    return fmt::Display::fmt(self, f);
+                }
+                match self {
+                    $($name::$variant { $($field,)* } => {
+                        f.debug_struct(stringify!($variant))$(.field(stringify!($field), $field))*.finish()
+                    })*
+                }
+            }
+        }
+    };
+}
 
-    /// Ranks made different calls, now or a little earlier.
+told_by_debug! {
+    /// Why a call failed.
     ///
-    /// All ranks name the same rank at fault: the one whose call differs from that of most ranks. If
-    /// two calls were made by equally many ranks, the call of the lowest rank counts as right.
+    /// [`Error::Argument`] is found before anything is sent and leaves the communicator usable, as do
+    /// those that [`Error::leaves_communicator_usable`] lists. After any other failure of an operation
+    /// the communicator is revoked: every later call on it returns [`Error::Revoked`] at once.
     ///
-    /// Inside a host no rank's memory is written before all ranks have compared their calls.
-    /// Between hosts a rank compares its call with that of each peer before it accepts a message;
-    /// the receive buffer may already hold messages of peers whose call matched. A rank that
-    /// has not made the call gets [`Error::Peer`] with [`Cause::Mismatch`]. A rank that only sends,
-    /// like the root of a broadcast, may notice at a later call.
-    #[error(
-        "ranks disagree: this rank {rank} called [{mine}], rank {peer} ({host}) called [{theirs}]{}; all ranks of a communicator \
-         must make the same calls in the same order", at_fault(*culprit, *peer, *is_tie)
-    )]
-    Mismatch {
-        /// The rank at fault; it may be this one.
-        culprit: Rank,
-        /// This rank.
-        rank: Rank,
-        /// The rank at fault, or, if this rank made the same call as that one, a rank that made
-        /// the right call.
-        peer: Rank,
-        /// Its host's name.
-        host: Arc<str>,
-        /// The call of this rank.
-        mine: Box<Descriptor>,
-        /// The call of the other rank.
-        theirs: Box<Descriptor>,
-        /// Whether equally many ranks are known to have made each of the two calls. Then either may
-        /// be the wrong one.
-        is_tie: bool,
-    },
+    /// `{}` prints a sentence for users: what happened, to which rank, and what to do. `{:?}` prints the
+    /// same, so that a `main` that returns an error shows it. `{:#?}` prints the variant and its fields.
+    ///
+    /// ```
+    /// use kolo::{Cause, Communicator, Error};
+    ///
+    /// /// Returns the communicator of the ranks that can go on.
+    /// fn barrier(comm: Communicator) -> kolo::Result<Communicator> {
+    ///     match comm.barrier() {
+    ///         Ok(()) => Ok(comm),
+    ///         // Nothing was sent: the program is wrong.
+    ///         Err(error) if error.leaves_communicator_usable() => Err(error),
+    ///         Err(Error::Mismatch { mine, theirs, .. }) => {
+    ///             panic!("this rank called {}, another one {}", mine.op(), theirs.op())
+    ///         }
+    ///         Err(Error::Peer { rank, host, cause: Cause::Died | Cause::Silent { .. }, .. }) => {
+    ///             eprintln!("rank {rank} on {host} is gone; the others continue");
+    ///             comm.shrink()
+    ///         }
+    ///         Err(error) => Err(error),
+    ///     }
+    /// }
+    /// # fn main() -> kolo::Result<()> {
+    /// # for comm in Communicator::in_process(1)? { barrier(comm)?; }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[derive(Clone, thiserror::Error)]
+    #[non_exhaustive]
+    pub enum Error {
+        /// The arguments of the call are wrong. Nothing was sent, and the communicator stays usable.
+        #[error("{op}: {problem}")]
+        Argument {
+            /// The operation that was called.
+            op: Op,
+            /// What is wrong with the arguments.
+            problem: ArgumentError,
+        },
 
-    /// Two ranks gave different counts for what one sends to the other.
-    #[error(
-        "counts differ in {op} seq={seq}: rank {peer} ({host}) sent {sent} bytes, this rank {rank} expected {expected}; give both \
-         the same count"
-    )]
-    Counts {
-        /// This rank.
-        rank: Rank,
-        /// The rank that sent.
-        peer: Rank,
-        /// Its host's name.
-        host: Arc<str>,
-        /// The operation.
-        op: Op,
-        /// Its sequence number.
-        seq: u64,
-        /// Bytes that were sent.
-        sent: u64,
-        /// Bytes that were expected.
-        expected: u64,
-    },
+        /// A peer failed, left, or did not take part, so the operation failed.
+        #[error("{op} seq={seq}{} failed{}: rank {rank} ({host}, pid {pid}) {cause}", shape(*op, *dtype, *count), after_some(*after))]
+        Peer {
+            /// The rank at fault, in the communicator of the call.
+            rank: Rank,
+            /// Its host's name.
+            host: Arc<str>,
+            /// Its process id.
+            pid: u32,
+            /// The operation that failed.
+            op: Op,
+            /// Its sequence number.
+            seq: u64,
+            /// Its element type.
+            dtype: DType,
+            /// Its count.
+            count: u64,
+            /// How long the operation had been running.
+            after: Duration,
+            /// What the peer did.
+            cause: Cause,
+        },
 
-    /// An earlier operation on this communicator failed.
-    #[error("the communicator is revoked, because an earlier operation failed: {first}; make a new communicator")]
-    Revoked {
-        /// The failure that revoked it.
-        first: Arc<Error>,
-    },
+        /// Ranks made different calls, now or a little earlier.
+        ///
+        /// All ranks name the same rank at fault: the one whose call differs from that of most ranks. If
+        /// two calls were made by equally many ranks, the call of the lowest rank counts as right.
+        ///
+        /// Inside a host no rank's memory is written before all ranks have compared their calls.
+        /// Between hosts a rank compares its call with that of each peer before it accepts a message;
+        /// the receive buffer may already hold messages of peers whose call matched. A rank that
+        /// has not made the call gets [`Error::Peer`] with [`Cause::Mismatch`]. A rank that only sends,
+        /// like the root of a broadcast, may notice at a later call.
+        #[error(
+            "ranks disagree: this rank {rank} called [{mine}], rank {peer} ({host}) called [{theirs}]{}; all ranks of a communicator \
+             must make the same calls in the same order", at_fault(*culprit, *peer, *is_tie)
+        )]
+        Mismatch {
+            /// The rank at fault; it may be this one.
+            culprit: Rank,
+            /// This rank.
+            rank: Rank,
+            /// The rank at fault, or, if this rank made the same call as that one, a rank that made
+            /// the right call.
+            peer: Rank,
+            /// Its host's name.
+            host: Arc<str>,
+            /// The call of this rank.
+            mine: Box<Descriptor>,
+            /// The call of the other rank.
+            theirs: Box<Descriptor>,
+            /// Whether equally many ranks are known to have made each of the two calls. Then either may
+            /// be the wrong one.
+            is_tie: bool,
+        },
 
-    /// The communicator was aborted or dropped, or its progress thread panicked, while the
-    /// operation was in flight.
-    #[error(
-        "{op} seq={seq} was aborted: the communicator was aborted or dropped, or its progress thread panicked, while it was in \
-         flight"
-    )]
-    Aborted {
-        /// The operation.
-        op: Op,
-        /// Its sequence number.
-        seq: u64,
-    },
+        /// Two ranks gave different counts for what one sends to the other.
+        #[error(
+            "counts differ in {op} seq={seq}: rank {peer} ({host}) sent {sent} bytes, this rank {rank} expected {expected}; give both \
+             the same count"
+        )]
+        Counts {
+            /// This rank.
+            rank: Rank,
+            /// The rank that sent.
+            peer: Rank,
+            /// Its host's name.
+            host: Arc<str>,
+            /// The operation.
+            op: Op,
+            /// Its sequence number.
+            seq: u64,
+            /// Bytes that were sent.
+            sent: u64,
+            /// Bytes that were expected.
+            expected: u64,
+        },
 
-    /// A call panicked, which ended the communicator. A program that catches the panic finds this
-    /// in [`Error::Revoked`].
-    #[error(
-        "{op} panicked, which has ended the communicator; this is a defect of kolo: please report it with the panic's message"
-    )]
-    Panicked {
-        /// The operation that was called.
-        op: Op,
-    },
+        /// An earlier operation on this communicator failed.
+        #[error("the communicator is revoked, because an earlier operation failed: {first}; make a new communicator")]
+        Revoked {
+            /// The failure that revoked it.
+            first: Arc<Error>,
+        },
 
-    /// This process was forked from the one that made the communicator.
-    #[error(
-        "{op}: this process was forked after the communicator was made; use it in the process that made it, and connect anew here"
-    )]
-    Forked {
-        /// The operation that was called.
-        op: Op,
-    },
+        /// The communicator was aborted or dropped, or its progress thread panicked, while the
+        /// operation was in flight.
+        #[error(
+            "{op} seq={seq} was aborted: the communicator was aborted or dropped, or its progress thread panicked, while it was in \
+             flight"
+        )]
+        Aborted {
+            /// The operation.
+            op: Op,
+            /// Its sequence number.
+            seq: u64,
+        },
 
-    /// The survivors of a failure continued without this rank, which called `shrink` too late.
-    #[error(
-        "the survivors of a failure continued without this rank, which called shrink too late{}; end this process, or connect anew",
-        the_survivors(survivors)
-    )]
-    Excluded {
-        /// The ranks that continued, as ranks of the communicator that failed. Empty if they have
-        /// ended since.
-        survivors: Vec<Rank>,
-    },
+        /// A call panicked, which ended the communicator. A program that catches the panic finds this
+        /// in [`Error::Revoked`].
+        #[error(
+            "{op} panicked, which has ended the communicator; this is a defect of kolo: please report it with the panic's message"
+        )]
+        Panicked {
+            /// The operation that was called.
+            op: Op,
+        },
 
-    /// `grow` did not admit the newcomers that it found. The communicator stays as it was.
-    #[error("the communicator does not grow: {why}; it stays usable, and grow can be called again")]
-    NotGrown {
-        /// What happened.
-        why: String,
-    },
+        /// This process was forked from the one that made the communicator.
+        #[error(
+            "{op}: this process was forked after the communicator was made; use it in the process that made it, and connect anew here"
+        )]
+        Forked {
+            /// The operation that was called.
+            op: Op,
+        },
 
-    /// The ranks of the job did not admit this process, which was to join them.
-    #[error("the ranks of job {job:?} did not admit this process, which waited {waited:.1?} at {store}: {why}")]
-    NotAdmitted {
-        /// The name of the job.
-        job: String,
-        /// The URL of the store.
-        store: String,
-        /// How long this process waited.
-        waited: Duration,
-        /// What is known of the reason.
-        why: String,
-    },
+        /// The survivors of a failure continued without this rank, which called `shrink` too late.
+        #[error(
+            "the survivors of a failure continued without this rank, which called shrink too late{}; end this process, or connect anew",
+            the_survivors(survivors)
+        )]
+        Excluded {
+            /// The ranks that continued, as ranks of the communicator that failed. Empty if they have
+            /// ended since.
+            survivors: Vec<Rank>,
+        },
 
-    /// An option or an environment variable has an invalid value.
-    #[error("{name}={value:?}: {expected}")]
-    Setting {
-        /// The option or variable.
-        name: String,
-        /// Its value.
-        value: String,
-        /// The valid values.
-        expected: String,
-    },
+        /// `grow` did not admit the newcomers that it found. The communicator stays as it was.
+        #[error("the communicator does not grow: {why}; it stays usable, and grow can be called again")]
+        NotGrown {
+            /// What happened.
+            why: String,
+        },
 
-    /// No launcher told this process its rank and world size.
-    #[error(
-        "cannot tell this process's rank: {found}. Looked for {looked_for}. Start it with `kolo run`, torchrun, srun or mpirun, or use Communicator::builder()"
-    )]
-    NoLauncher {
-        /// What was found instead.
-        found: String,
-        /// The variables that kolo looked for, by launcher.
-        looked_for: String,
-    },
+        /// The ranks of the job did not admit this process, which was to join them.
+        #[error("the ranks of job {job:?} did not admit this process, which waited {waited:.1?} at {store}: {why}")]
+        NotAdmitted {
+            /// The name of the job.
+            job: String,
+            /// The URL of the store.
+            store: String,
+            /// How long this process waited.
+            waited: Duration,
+            /// What is known of the reason.
+            why: String,
+        },
 
-    /// Ranks did not join before the deadline of the start.
-    #[error(
-        "{} of {world_size} ranks did not join within {waited:.1?} at {store}: missing {}; check that they were started, and with \
-         the same store{}", ranks.len(), list(ranks), if_only_rank_0(ranks)
-    )]
-    Missing {
-        /// The missing ranks.
-        ranks: Vec<Rank>,
-        /// The world size.
-        world_size: usize,
-        /// The URL of the store.
-        store: String,
-        /// How long this process waited.
-        waited: Duration,
-    },
+        /// An option or an environment variable has an invalid value.
+        #[error("{name}={value:?}: {expected}")]
+        Setting {
+            /// The option or variable.
+            name: String,
+            /// Its value.
+            value: String,
+            /// The valid values.
+            expected: String,
+        },
 
-    /// Two ranks were started with different world sizes.
-    #[error(
-        "world sizes differ: rank {rank} ({host}) was started with {theirs}, rank {my_rank} with {mine}; give all ranks the same"
-    )]
-    WorldSize {
-        /// The other rank.
-        rank: Rank,
-        /// Its host's name.
-        host: String,
-        /// Its world size.
-        theirs: usize,
-        /// The rank that reports this.
-        my_rank: Rank,
-        /// Its world size.
-        mine: usize,
-    },
+        /// No launcher told this process its rank and world size.
+        #[error(
+            "cannot tell this process's rank: {found}. Looked for {looked_for}. Start it with `kolo run`, torchrun, srun or mpirun, or use Communicator::builder()"
+        )]
+        NoLauncher {
+            /// What was found instead.
+            found: String,
+            /// The variables that kolo looked for, by launcher.
+            looked_for: String,
+        },
 
-    /// Two processes were started with the same rank.
-    #[error("rank {rank} was started twice: as {first} and as {second}; give every process its own rank")]
-    RankTaken {
-        /// The rank.
-        rank: Rank,
-        /// The process that came first.
-        first: String,
-        /// The process that came second.
-        second: String,
-    },
+        /// Ranks did not join before the deadline of the start.
+        #[error(
+            "{} of {world_size} ranks did not join within {waited:.1?} at {store}: missing {}; check that they were started, and with \
+             the same store{}", ranks.len(), list(ranks), if_only_rank_0(ranks)
+        )]
+        Missing {
+            /// The missing ranks.
+            ranks: Vec<Rank>,
+            /// The world size.
+            world_size: usize,
+            /// The URL of the store.
+            store: String,
+            /// How long this process waited.
+            waited: Duration,
+        },
 
-    /// Two ranks run versions of kolo with different protocols.
-    #[error(
-        "rank {rank} ({host}) speaks version {theirs} of kolo's protocol, this process speaks {mine}; install the same kolo everywhere"
-    )]
-    Version {
-        /// The other rank.
-        rank: Rank,
-        /// Its host's name.
-        host: String,
-        /// Its protocol version.
-        theirs: u32,
-        /// This process's protocol version.
-        mine: u32,
-    },
+        /// Two ranks were started with different world sizes.
+        #[error(
+            "world sizes differ: rank {rank} ({host}) was started with {theirs}, rank {my_rank} with {mine}; give all ranks the same"
+        )]
+        WorldSize {
+            /// The other rank.
+            rank: Rank,
+            /// Its host's name.
+            host: String,
+            /// Its world size.
+            theirs: usize,
+            /// The rank that reports this.
+            my_rank: Rank,
+            /// Its world size.
+            mine: usize,
+        },
 
-    /// The store where ranks find each other failed.
-    #[error("store {store}: {problem}")]
-    Store {
-        /// Its URL.
-        store: String,
-        /// What happened.
-        problem: StoreError,
-    },
+        /// Two processes were started with the same rank.
+        #[error("rank {rank} was started twice: as {first} and as {second}; give every process its own rank")]
+        RankTaken {
+            /// The rank.
+            rank: Rank,
+            /// The process that came first.
+            first: String,
+            /// The process that came second.
+            second: String,
+        },
 
-    /// A gradient reducer was used wrongly, or its ranks differ.
-    #[error("reducer: {problem}")]
-    Reducer {
-        /// What is wrong.
-        problem: Box<ReducerError>,
-    },
+        /// Two ranks run versions of kolo with different protocols.
+        #[error(
+            "rank {rank} ({host}) speaks version {theirs} of kolo's protocol, this process speaks {mine}; install the same kolo everywhere"
+        )]
+        Version {
+            /// The other rank.
+            rank: Rank,
+            /// Its host's name.
+            host: String,
+            /// Its protocol version.
+            theirs: u32,
+            /// This process's protocol version.
+            mine: u32,
+        },
 
-    /// A feature is not available on this machine or in this build.
-    #[error("{what} is not available: {why}")]
-    Unsupported {
-        /// The feature.
-        what: &'static str,
-        /// Why not.
-        why: String,
-    },
+        /// The store where ranks find each other failed.
+        #[error("store {store}: {problem}")]
+        Store {
+            /// Its URL.
+            store: String,
+            /// What happened.
+            problem: StoreError,
+        },
 
-    /// A device, or its driver, failed.
-    #[error("{device}: {doing}: {problem}")]
-    Device {
-        /// Its name.
-        device: String,
-        /// What kolo was doing.
-        doing: &'static str,
-        /// What the driver reported.
-        problem: String,
-    },
+        /// A gradient reducer was used wrongly, or its ranks differ.
+        #[error("reducer: {problem}")]
+        Reducer {
+            /// What is wrong.
+            problem: Box<ReducerError>,
+        },
 
-    /// A rank had no memory for what all ranks were about to allocate. All ranks return this, none
-    /// keeps any of it, and the communicator stays usable.
-    #[error("{op}: rank {rank} ({host}) has no memory for {bytes} bytes; free some there, raise its limit, or ask for less")]
-    NoMemory {
-        /// The operation that was called.
-        op: Op,
-        /// The rank without memory; the lowest of several.
-        rank: Rank,
-        /// Its host's name.
-        host: Arc<str>,
-        /// What that rank asked for.
-        bytes: u64,
-    },
+        /// A feature is not available on this machine or in this build.
+        #[error("{what} is not available: {why}")]
+        Unsupported {
+            /// The feature.
+            what: &'static str,
+            /// Why not.
+            why: String,
+        },
 
-    /// A system call failed.
-    #[error("{doing}: {source}")]
-    Os {
-        /// What kolo was doing.
-        doing: String,
-        /// The system's error.
-        source: Arc<io::Error>,
-    },
+        /// A device, or its driver, failed.
+        #[error("{device}: {doing}: {problem}")]
+        Device {
+            /// Its name.
+            device: String,
+            /// What kolo was doing.
+            doing: &'static str,
+            /// What the driver reported.
+            problem: String,
+        },
+
+        /// A rank had no memory for what all ranks were about to allocate. All ranks return this, none
+        /// keeps any of it, and the communicator stays usable.
+        #[error("{op}: rank {rank} ({host}) has no memory for {bytes} bytes; free some there, raise its limit, or ask for less")]
+        NoMemory {
+            /// The operation that was called.
+            op: Op,
+            /// The rank without memory; the lowest of several.
+            rank: Rank,
+            /// Its host's name.
+            host: Arc<str>,
+            /// What that rank asked for.
+            bytes: u64,
+        },
+
+        /// A system call failed.
+        #[error("{doing}: {source}")]
+        Os {
+            /// What kolo was doing.
+            doing: String,
+            /// The system's error.
+            source: Arc<io::Error>,
+        },
+    }
 }
 
 impl Error {
@@ -500,6 +530,16 @@ mod tests {
         // A store may return any number.
         let last = usize::MAX;
         assert_eq!(list(&[last - 1, last, 0]).to_string(), format!("{}, {last}, 0", last - 1));
+    }
+
+    /// A `main` that returns an error prints it by `{:?}`.
+    #[test]
+    fn debug_prints_the_sentence_or_the_fields() {
+        let problem = ArgumentError::TooMany { count: 7 };
+        let error = Error::Revoked { first: Arc::new(Error::Argument { op: Op::Alloc, problem }) };
+        assert_eq!(format!("{error:?}"), error.to_string());
+        let fields = format!("{error:#?}");
+        assert!(fields.starts_with("Revoked {") && fields.contains("problem: TooMany {"), "{fields}");
     }
 
     #[test]
