@@ -62,8 +62,8 @@ pub(super) struct Active<'a> {
     pub(super) done: usize,
     /// Bytes of the padding received so far.
     pub(super) padding: usize,
-    /// The message with which the step forwards.
-    pub(super) forward: Option<u64>,
+    /// The message with which the step forwards, and the peer that gets it.
+    pub(super) forward: Option<(Rank, u64)>,
     /// For a job that receives from any rank: the sender, once it is known.
     pub(super) sender: Option<Rank>,
     /// Until then: the ranks that cannot be the sender, because they have left or their listener is
@@ -105,6 +105,12 @@ impl<'a> Active<'a> {
         }
         job.context.resume(seq, started);
         Active { number, job, step, has_header, done, padding, forward: None, sender, gone, exhausted }
+    }
+
+    /// Whether the job is a collective, which is the only one in progress.
+    #[inline]
+    pub(super) fn is_collective(&self) -> bool {
+        !self.job.context.descriptor.op.is_point_to_point()
     }
 
     /// Whether the job waits for a message of any rank.

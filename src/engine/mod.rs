@@ -4,10 +4,12 @@
 //! memory, on all links at once, and sleeps only when no link moves.
 
 pub(crate) mod frame;
+mod in_flight;
 mod job;
 mod leave;
 mod outgoing;
 mod receive;
+mod receivers;
 mod run;
 mod scratch;
 mod state;
@@ -15,6 +17,7 @@ mod state;
 mod tests;
 mod wait;
 
+pub(crate) use in_flight::InFlight;
 pub(crate) use job::{Job, Paused};
 pub(crate) use receive::Now;
 #[cfg(test)]

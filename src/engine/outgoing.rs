@@ -1,4 +1,6 @@
-//! A message that is being sent.
+//! The messages that are being sent.
+
+use std::collections::VecDeque;
 
 use super::frame::HEADER;
 use crate::buffer::RawSlice;
@@ -48,5 +50,119 @@ impl Outgoing {
     #[inline]
     pub(super) fn unread(&self) -> RawSlice {
         self.payload.skip(self.sent.saturating_sub(HEADER).min(self.payload.len))
+    }
+}
+
+/// The messages that have not drained, in order for each peer.
+pub(super) struct Outbox {
+    queues: Vec<VecDeque<Outgoing>>,
+    /// The peers whose queue is not empty.
+    peers: Vec<Rank>,
+    /// The jobs from `first` on that have not ended.
+    jobs: VecDeque<Unsent>,
+    first: u64,
+}
+
+/// What is left to send of a job.
+#[derive(Clone, Copy)]
+struct Unsent {
+    messages: u32,
+    /// The key of the job among those in progress; `None` once it has ended.
+    key: Option<usize>,
+}
+
+impl Outbox {
+    pub(super) fn new(world: usize) -> Outbox {
+        Outbox { queues: (0..world).map(|_| VecDeque::new()).collect(), peers: Vec::new(), jobs: VecDeque::new(), first: 1 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.peers.is_empty()
+    }
+
+    /// Begins a job, and returns its number.
+    pub(super) fn begin(&mut self, key: usize) -> u64 {
+        self.jobs.push_back(Unsent { messages: 0, key: Some(key) });
+        self.first + self.jobs.len() as u64 - 1
+    }
+
+    fn job(&mut self, number: u64) -> &mut Unsent {
+        &mut self.jobs[(number - self.first) as usize]
+    }
+
+    /// A job that was paused goes on under another key.
+    pub(super) fn resume(&mut self, number: u64, key: usize) {
+        self.job(number).key = Some(key);
+    }
+
+    /// Whether a job has no message left to send.
+    pub(super) fn has_sent(&mut self, number: u64) -> bool {
+        self.job(number).messages == 0
+    }
+
+    /// The key of a job; `None` if it has ended.
+    pub(super) fn key_of(&self, number: u64) -> Option<usize> {
+        self.jobs.get(number.checked_sub(self.first)? as usize)?.key
+    }
+
+    /// Ends a job that has sent all.
+    pub(super) fn end(&mut self, number: u64) {
+        self.job(number).key = None;
+        while self.jobs.front().is_some_and(|job| job.key.is_none()) {
+            self.jobs.pop_front();
+            self.first += 1;
+        }
+    }
+
+    pub(super) fn push(&mut self, out: Outgoing) {
+        self.job(out.job).messages += 1;
+        let queue = &mut self.queues[out.to];
+        if queue.is_empty() {
+            self.peers.push(out.to);
+        }
+        queue.push_back(out);
+    }
+
+    /// The message to a peer that comes next.
+    pub(super) fn front(&mut self, peer: Rank) -> Option<&mut Outgoing> {
+        self.queues[peer].front_mut()
+    }
+
+    /// Removes the next message to a peer, which has drained. Returns its job if that has sent all.
+    pub(super) fn pop(&mut self, peer: Rank) -> Option<u64> {
+        let out = self.queues[peer].pop_front()?;
+        if self.queues[peer].is_empty() {
+            self.peers.retain(|&busy| busy != peer);
+        }
+        let job = self.job(out.job);
+        job.messages -= 1;
+        (job.messages == 0).then_some(out.job)
+    }
+
+    /// The peers to which there are messages.
+    pub(super) fn peers(&self) -> &[Rank] {
+        &self.peers
+    }
+
+    /// The next message to each peer.
+    pub(super) fn fronts(&self) -> impl Iterator<Item = &Outgoing> {
+        self.peers.iter().filter_map(|&peer| self.queues[peer].front())
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Outgoing> {
+        self.peers.iter().flat_map(|&peer| &self.queues[peer])
+    }
+
+    /// The message with a number, which goes to `peer`.
+    pub(super) fn find(&mut self, peer: Rank, message: u64) -> Option<&mut Outgoing> {
+        self.queues[peer].iter_mut().find(|out| out.message == message)
+    }
+
+    /// Takes all messages, and forgets the jobs.
+    pub(super) fn take(&mut self) -> Vec<Outgoing> {
+        self.first += self.jobs.len() as u64;
+        self.jobs.clear();
+        let peers = std::mem::take(&mut self.peers);
+        peers.into_iter().flat_map(|peer| std::mem::take(&mut self.queues[peer])).collect()
     }
 }

@@ -49,8 +49,11 @@ impl Engine {
         let peer = active.sender(from);
         let dst = self.memory_mut(&active.job, dst);
         let own = reduce.map(|(own, finish)| (self.memory(&active.job, own), finish));
-        let target = Target { dst, own, free: self.free(dst, active.forward), is_after: from < active.job.rank };
-        if !active.has_header && active.job.context.descriptor.op == Op::Send {
+        // The buffers of messages side by side do not overlap.
+        let is_message = active.job.context.descriptor.op == Op::Send;
+        let free = if is_message { dst.len } else { self.free(dst, active.forward) };
+        let target = Target { dst, own, free, is_after: from < active.job.rank };
+        if !active.has_header && is_message {
             active.job.context.number(self.received[peer] + 1);
         }
         let no_link = |why| no_link(&active.job.context, peer, why);
@@ -61,7 +64,7 @@ impl Engine {
                 return Ok(false);
             }
             active.has_header = true;
-            if active.job.context.descriptor.op == Op::Send {
+            if is_message {
                 self.received[peer] += 1;
                 if let Some(source) = active.job.source {
                     // SAFETY: the caller lent this memory together with the message's.
@@ -73,8 +76,8 @@ impl Engine {
         if active.done == dst.len {
             receive_padding(link, active, peer, dst.len, moved)?;
         }
-        if let Some(message) = active.forward
-            && let Some(out) = self.outgoing.iter_mut().find(|out| out.message == message)
+        if let Some((to, message)) = active.forward
+            && let Some(out) = self.outbox.find(to, message)
         {
             out.ready = active.done;
         }

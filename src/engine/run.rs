@@ -1,9 +1,10 @@
 //! Runs jobs: takes each step as far as links and memory allow.
 
 use super::frame::{Frame, Kind};
+use super::in_flight::InFlight;
 use super::job::{Active, Job, Paused};
 use super::outgoing::Outgoing;
-use super::state::Engine;
+use super::state::{Engine, NotSent, no_link};
 use crate::buffer::RawSlice;
 use crate::error::{Cause, Error, Result};
 use crate::failure::OpContext;
@@ -35,8 +36,8 @@ impl Engine {
     }
 
     /// Runs jobs concurrently: those that `next` yields, including those that it yields while
-    /// others run. Calls `finished` once for each job that ends, with its index among the jobs in
-    /// progress. An error ends all jobs.
+    /// others run. Calls `finished` once for each job that ends, with its key: how many `next` has
+    /// yielded before it. An error ends all jobs.
     ///
     /// If nothing moves, or has moved for long, and `is_wanted` says that another thread wants the
     /// engine, this returns the jobs in progress, all of which have to be sends or receives. That
@@ -54,23 +55,18 @@ impl Engine {
         mut finished: impl FnMut(usize),
         is_wanted: impl Fn() -> bool,
     ) -> Result<Vec<Paused>> {
-        let mut active: Vec<Active<'a>> = Vec::with_capacity(1);
+        let mut active: InFlight<Active<'a>> = InFlight::default();
+        let mut fresh: Vec<usize> = Vec::with_capacity(1);
         let mut waiting = Waiting::default();
         let mut rounds = 0u32;
         let result = loop {
             while let Some((job, paused)) = next() {
-                active.push(match paused {
-                    Some(paused) => Active::resume(paused, job),
-                    None => {
-                        self.jobs += 1;
-                        Active::new(self.jobs, job)
-                    }
-                });
+                fresh.push(self.add(&mut active, job, paused));
             }
             if active.is_empty() {
                 break Ok(Vec::new());
             }
-            let moved = match self.progress(&mut active, &mut finished) {
+            let moved = match self.progress(&mut active, &mut fresh, &mut finished) {
                 Ok(moved) => moved,
                 Err(error) => break Err(self.name_close(error)),
             };
@@ -86,7 +82,8 @@ impl Engine {
                 }
             }
             if is_wanted() {
-                break Ok(active.drain(..).map(Active::pause).collect());
+                self.receivers.clear();
+                break Ok(active.take().map(Active::pause).collect());
             }
             if !moved
                 && !active.is_empty()
@@ -103,6 +100,16 @@ impl Engine {
         result
     }
 
+    fn add<'a>(&mut self, active: &mut InFlight<Active<'a>>, job: Job<'a>, paused: Option<Paused>) -> usize {
+        let key = active.next_key();
+        let job = match paused {
+            Some(paused) => Active::resume(paused, job),
+            None => Active::new(self.outbox.begin(key), job),
+        };
+        self.outbox.resume(job.number, key);
+        active.push(job)
+    }
+
     /// Names the cause of a link that closed before any message came. The peer may have left before
     /// the link opened: a rank says goodbye only on the links that it has.
     fn name_close(&self, mut error: Error) -> Error {
@@ -115,29 +122,82 @@ impl Engine {
         error
     }
 
-    /// Takes all jobs as far as they get without waiting. Returns whether anything moved.
-    fn progress(&mut self, active: &mut Vec<Active<'_>>, finished: &mut impl FnMut(usize)) -> Result<bool> {
+    /// Takes all jobs as far as they get without waiting. `fresh` are the keys of those that have not
+    /// begun. Returns whether anything moved. What this costs does not grow with the jobs that wait.
+    fn progress(
+        &mut self,
+        active: &mut InFlight<Active<'_>>,
+        fresh: &mut Vec<usize>,
+        finished: &mut impl FnMut(usize),
+    ) -> Result<bool> {
         let mut moved = false;
-        for i in 0..active.len() {
-            // Messages of one peer belong to the jobs in their order.
-            let (earlier, this) = active.split_at_mut(i);
-            let is_next = |peer| !earlier.iter().any(|other| other.awaits_any() || other.awaited() == Some(peer));
-            moved |= self.advance(&mut this[0], is_next)?;
+        for key in fresh.drain(..) {
+            let Some(job) = active.get_mut(key) else { continue };
+            // A collective receives from every rank, and is alone.
+            if job.is_collective() {
+                self.receivers.push(None, key);
+                continue;
+            }
+            moved |= self.advance(job, |_| false)?;
+            match (job.exhausted, job.awaits_any()) {
+                (true, _) => moved |= self.finish(active, key, finished),
+                (false, true) => self.receivers.push(None, key),
+                (false, false) => self.receivers.push(job.awaited(), key),
+            }
         }
-        if let Some(any) = active.first() {
-            moved |= self.drain(&any.job.context)?;
+        for at in (0..self.receivers.peers().len()).rev() {
+            let peer = self.receivers.peers()[at];
+            for _ in 0..MOST_STEPS {
+                let Some(key) = self.receivers.next_of(peer) else { break };
+                let Some(job) = active.get_mut(key) else { break };
+                moved |= self.advance(job, |_| true)?;
+                if !job.exhausted {
+                    break;
+                }
+                self.receivers.pop(peer);
+                moved |= self.finish(active, key, finished);
+            }
         }
-        let mut i = 0;
-        while i < active.len() {
-            if active[i].exhausted && !self.outgoing.iter().any(|out| out.job == active[i].number) {
-                active.remove(i).job.context.rest();
-                finished(i);
-                moved = true;
-            } else {
-                i += 1;
+        while let Some(key) = self.receivers.next_of_any()
+            && let Some(job) = active.get_mut(key)
+        {
+            let receivers = std::mem::take(&mut self.receivers);
+            let result = self.advance(job, |peer| receivers.may_send_to_any(peer));
+            self.receivers = receivers;
+            moved |= result?;
+            match (job.exhausted, job.sender) {
+                (true, _) => self.receivers.pop_any(),
+                (false, Some(sender)) => self.receivers.found(sender),
+                (false, None) => break,
+            }
+            moved |= self.finish(active, key, finished);
+        }
+        moved |= self.drain().map_err(|not_sent| self.explain(active, not_sent))?;
+        while let Some(number) = self.drained.pop() {
+            // One that has ended meanwhile sent its last message at once.
+            if let Some(key) = self.outbox.key_of(number) {
+                moved |= self.finish(active, key, finished);
             }
         }
         Ok(moved)
+    }
+
+    /// Ends a job that has taken all steps and sent all messages. Returns whether it has ended.
+    fn finish(&mut self, active: &mut InFlight<Active<'_>>, key: usize, finished: &mut impl FnMut(usize)) -> bool {
+        let Some(job) = active.get(key) else { return false };
+        if !job.exhausted || !self.outbox.has_sent(job.number) {
+            return false;
+        }
+        self.outbox.end(job.number);
+        active.remove(key).into_iter().for_each(|job| job.job.context.rest());
+        finished(key);
+        true
+    }
+
+    /// Returns the error of the job whose message was not sent.
+    fn explain(&mut self, active: &InFlight<Active<'_>>, NotSent { job, peer, why }: NotSent) -> Error {
+        let job = self.outbox.key_of(job).and_then(|key| active.get(key)).expect("a job that sends is in progress");
+        no_link(&job.job.context, peer, why)
     }
 
     /// Takes one job as far as it gets without waiting. Returns whether anything moved. Receives
@@ -158,8 +218,9 @@ impl Engine {
                 continue;
             };
             let done = match step {
-                Step::Send { .. } => {
-                    self.drain(&active.job.context)?;
+                Step::Send { to, .. } => {
+                    let to = active.job.rank_of(to);
+                    self.drain_to(to).map_err(|NotSent { peer, why, .. }| no_link(&active.job.context, peer, why))?;
                     true
                 }
                 Step::Copy { src, dst } => self.copy(&active.job, src, dst),
@@ -197,7 +258,7 @@ impl Engine {
     /// `payload` is readable until this returns.
     pub(crate) unsafe fn send_now(&mut self, context: &OpContext<'_>, to: Rank, payload: RawSlice) -> bool {
         let Ok(Some(link)) = self.mesh.link(to) else { return false };
-        if !self.outgoing.is_empty() {
+        if !self.outbox.is_empty() {
             return false;
         }
         let header = Frame { kind: Kind::Data, len: payload.len as u64, descriptor: context.words }.encode();
@@ -226,8 +287,8 @@ impl Engine {
         let header = frame.encode();
         // Collectives forward segments, for which a rank should not wait.
         let lends = job.context.descriptor.op == Op::Send;
-        self.outgoing.push(Outgoing { message: self.messages, job: active.number, to, header, payload, ready, lends, sent: 0 });
-        active.forward = (ready < payload.len).then_some(self.messages);
+        self.outbox.push(Outgoing { message: self.messages, job: active.number, to, header, payload, ready, lends, sent: 0 });
+        active.forward = (ready < payload.len).then_some((to, self.messages));
     }
 
     /// Copies, unless a message has still to read the destination.
@@ -290,7 +351,7 @@ impl Engine {
 
 /// A job that a simulation advances step by step, in an order of its own.
 #[cfg(test)]
-pub(crate) struct Stepped<'a>(Vec<Active<'a>>);
+pub(crate) struct Stepped<'a>(InFlight<Active<'a>>, Vec<usize>);
 
 #[cfg(test)]
 impl Engine {
@@ -298,18 +359,20 @@ impl Engine {
     ///
     /// As for [`Engine::run`], until the job has ended or failed.
     pub(crate) unsafe fn begin_stepped<'a>(&mut self, job: Job<'a>) -> Stepped<'a> {
-        self.jobs += 1;
-        Stepped(vec![Active::new(self.jobs, job)])
+        let mut active = InFlight::default();
+        let key = self.add(&mut active, job, None);
+        Stepped(active, vec![key])
     }
 
     /// Advances the job. Returns whether anything moved, or `None` if the job has ended.
     pub(crate) fn step(&mut self, stepped: &mut Stepped<'_>) -> Result<Option<bool>> {
-        let moved = self.progress(&mut stepped.0, &mut |_| {}).inspect_err(|_| self.give_up(&stepped.0))?;
-        Ok((!stepped.0.is_empty()).then_some(moved))
+        let Stepped(active, fresh) = stepped;
+        let moved = self.progress(active, fresh, &mut |_| {}).inspect_err(|_| self.give_up(active))?;
+        Ok((!active.is_empty()).then_some(moved))
     }
 
     /// Returns the peer for which the job waits.
     pub(crate) fn stuck_to(&self, stepped: &Stepped<'_>) -> Option<Rank> {
-        stepped.0.first().and_then(Active::awaited).or_else(|| self.outgoing.first().map(|out| out.to))
+        stepped.0.iter().next().and_then(Active::awaited).or_else(|| self.outbox.peers().first().copied())
     }
 }

@@ -6,27 +6,40 @@ use std::time::Instant;
 use mio::Waker;
 
 use super::frame::Inbox;
+use super::in_flight::InFlight;
 use super::job::{Active, Job};
-use super::outgoing::Outgoing;
+use super::outgoing::{Outbox, Outgoing};
+use super::receivers::Receivers;
 use super::scratch::Scratch;
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::{Error, Result};
 use crate::failure::OpContext;
 use crate::schedule::{BufferRef, Span};
 use crate::sys::Patience;
-use crate::transport::{Link, Mesh, NoLink};
+use crate::transport::{Mesh, NoLink};
 use crate::types::Rank;
+
+/// Messages that are sent to a peer before the others get their turn.
+const MOST_MESSAGES: usize = 64;
+
+/// A message could not be sent.
+pub(super) struct NotSent {
+    /// The job of the message.
+    pub(super) job: u64,
+    pub(super) peer: Rank,
+    pub(super) why: NoLink,
+}
 
 /// What a rank needs to execute schedules: its links, and the messages on their way through them.
 pub(crate) struct Engine {
     pub(super) mesh: Mesh,
     pub(super) patience: Arc<Patience>,
-    /// Messages that have not drained, in the order in which they were sent.
-    pub(super) outgoing: Vec<Outgoing>,
+    pub(super) outbox: Outbox,
+    pub(super) receivers: Receivers,
+    /// Jobs that have sent their last message since their ends were looked for.
+    pub(super) drained: Vec<u64>,
     /// The number of messages sent so far.
     pub(super) messages: u64,
-    /// The number of jobs begun so far.
-    pub(super) jobs: u64,
     pub(super) scratch: Scratch,
     /// The addresses of a fold's parts; kept for its allocation.
     pub(super) parts: Vec<*const u8>,
@@ -38,15 +51,13 @@ pub(crate) struct Engine {
     pub(super) heard: Vec<bool>,
     /// For each peer that never sent a message, when its link was seen to be closed.
     pub(super) closed: Vec<Option<Instant>>,
-    /// For each peer, the last `drain` that sent to it.
-    drained: Vec<u64>,
-    /// The number of drains so far.
-    drains: u64,
+    /// When all deadlines were checked last.
+    pub(super) checked: Option<Instant>,
     /// The links to sleep on; kept for its allocation.
     pub(super) waits: Vec<(Rank, bool, bool)>,
 }
 
-// SAFETY: the addresses in `outgoing` and `parts` are used only while the job runs that lent the
+// SAFETY: the addresses in `outbox` and `parts` are used only while the job runs that lent the
 // memory, on the one thread that drives the engine then.
 unsafe impl Send for Engine {}
 
@@ -55,17 +66,17 @@ impl Engine {
         Engine {
             mesh,
             patience,
-            outgoing: Vec::new(),
+            outbox: Outbox::new(world),
+            receivers: Receivers::new(world),
+            drained: Vec::new(),
             messages: 0,
-            jobs: 0,
             scratch: Scratch::default(),
             parts: Vec::new(),
             inboxes: (0..world).map(|_| Inbox::EMPTY).collect(),
             received: vec![0; world],
             heard: vec![false; world],
             closed: vec![None; world],
-            drained: vec![0; world],
-            drains: 0,
+            checked: None,
             waits: Vec::new(),
         }
     }
@@ -87,53 +98,61 @@ impl Engine {
 
     #[cfg(test)]
     pub(crate) fn has_messages(&self) -> bool {
-        !self.outgoing.is_empty()
+        !self.outbox.is_empty()
     }
 
-    /// Sends what may be sent, to each peer in order. Returns whether anything was. If a peer
-    /// fails, this fails `context`.
-    pub(super) fn drain(&mut self, context: &OpContext<'_>) -> Result<bool> {
+    /// Sends what may be sent, to each peer in order. Returns whether anything was.
+    pub(super) fn drain(&mut self) -> Result<bool, NotSent> {
         let mut moved = false;
-        self.drains += 1;
-        for out in &mut self.outgoing {
-            if std::mem::replace(&mut self.drained[out.to], self.drains) == self.drains {
-                continue;
-            }
-            let fail = |cause| context.failed(out.to, cause);
-            let no_link = |why| no_link(context, out.to, why);
-            let Some(link) = self.mesh.link(out.to).map_err(no_link)? else { continue };
-            let inbox = &mut self.inboxes[out.to];
-            let mut fail = |link: &mut dyn Link, cause| fail(inbox.farewell(link).unwrap_or(cause));
+        // A queue that becomes empty leaves the list.
+        for at in (0..self.outbox.peers().len()).rev() {
+            moved |= self.drain_to(self.outbox.peers()[at])?;
+        }
+        Ok(moved)
+    }
+
+    /// As [`Engine::drain`], to one peer.
+    pub(super) fn drain_to(&mut self, peer: Rank) -> Result<bool, NotSent> {
+        let mut moved = false;
+        for _ in 0..MOST_MESSAGES {
+            let Some(out) = self.outbox.front(peer) else { break };
+            let job = out.job;
+            let fail = |why| NotSent { job, peer, why };
+            let Some(link) = self.mesh.link(peer).map_err(fail)? else { break };
             let rest = out.rest();
             if rest.iter().all(|part| part.len == 0) {
-                continue;
+                break;
             }
+            let inbox = &mut self.inboxes[peer];
             // SAFETY: the message owns its header, and the payload is lent until its job ends. That
             // removes the message; if it has begun, it closes the link.
             let lent = if out.lends { unsafe { link.lend(rest[0], rest[1]) } } else { Ok(None) };
             let count = match lent {
-                // SAFETY: as above.
+                // SAFETY: the message owns its header, and the payload is valid until its job ends.
                 Ok(None) => unsafe { link.send(&rest) },
                 lent => lent.map(Option::unwrap_or_default),
             };
-            let count = count.map_err(|cause| fail(link, cause))?;
+            let count = count.map_err(|cause| fail(NoLink::Peer(inbox.farewell(link).unwrap_or(cause))))?;
             out.sent += count;
             moved |= count > 0;
-        }
-        if moved {
-            self.outgoing.retain(|out| out.sent < out.len());
+            if out.sent < out.len() {
+                break;
+            }
+            self.drained.extend(self.outbox.pop(peer));
         }
         Ok(moved)
     }
 
     /// Discards what failed jobs were sending: their callers take the memory back now.
-    pub(super) fn give_up(&mut self, active: &[Active<'_>]) {
-        for active in active {
+    pub(super) fn give_up(&mut self, active: &InFlight<Active<'_>>) {
+        for active in active.iter() {
             active.job.context.give_up();
         }
+        self.receivers.clear();
+        self.drained.clear();
         // Nothing can follow a message that was cut off in the middle: the peer sees the link
         // close.
-        for out in self.outgoing.drain(..) {
+        for out in self.outbox.take() {
             if out.sent > 0 || self.mesh.has_begun(out.to) {
                 self.mesh.close(out.to);
             }
@@ -143,7 +162,7 @@ impl Engine {
     /// Discards all messages, because callers take their memory back. The links of these messages
     /// close, since it is unknown how much of each has been sent.
     pub(crate) fn forget_messages(&mut self) {
-        for out in self.outgoing.drain(..) {
+        for out in self.outbox.take() {
             self.mesh.close(out.to);
         }
     }
@@ -177,9 +196,9 @@ impl Engine {
     /// Returns how many bytes from the front of a destination no message has still to read, except
     /// the message `forward`, with which the step itself forwards.
     #[inline]
-    pub(super) fn free(&self, dst: RawSliceMut, forward: Option<u64>) -> usize {
+    pub(super) fn free(&self, dst: RawSliceMut, forward: Option<(Rank, u64)>) -> usize {
         let (start, end) = (dst.ptr.addr(), dst.ptr.addr() + dst.len);
-        let others = self.outgoing.iter().filter(|out| Some(out.message) != forward);
+        let others = self.outbox.iter().filter(|out| forward.is_none_or(|(_, message)| out.message != message));
         let unread = others.map(Outgoing::unread).filter(|part| part.len > 0);
         let overlapping = unread.filter(|part| part.ptr.addr() < end && start < part.ptr.addr() + part.len);
         overlapping.map(|part| part.ptr.addr().saturating_sub(start)).min().unwrap_or(dst.len)

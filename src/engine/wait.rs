@@ -1,7 +1,8 @@
 //! Sleeping until a link moves.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::in_flight::InFlight;
 use super::job::Active;
 use super::receive::UNHEARD;
 use super::state::Engine;
@@ -11,16 +12,19 @@ use crate::types::Rank;
 /// The longest sleep. After it the engine checks deadlines and cancellation again.
 const NAP: Duration = Duration::from_millis(500);
 
+/// Of more jobs than these, not all are looked at before each sleep.
+const MANY: usize = 64;
+
 /// The links to sleep on: the peer, and whether to wake when the link can send and receive.
 type Waits = Vec<(Rank, bool, bool)>;
 
 impl Engine {
     /// Sleeps until something can move, or it is time to check whether to go on.
-    pub(super) fn sleep(&mut self, active: &[Active<'_>]) -> Result<()> {
+    pub(super) fn sleep(&mut self, active: &InFlight<Active<'_>>) -> Result<()> {
         let nap = self.look_after(active)?;
         let mut waits = std::mem::take(&mut self.waits);
         // A message whose next bytes are not ready waits for these bytes, not for its link.
-        let ready = self.outgoing.iter().filter(|out| out.rest().iter().any(|part| part.len > 0));
+        let ready = self.outbox.fronts().filter(|out| out.rest().iter().any(|part| part.len > 0));
         waits.extend(ready.map(|out| (out.to, true, false)));
         let result = self.mesh.sleep(waits.iter().copied(), nap).map_err(Error::os("waiting for peers"));
         self.waits = waits;
@@ -29,25 +33,56 @@ impl Engine {
 
     /// Fails if a job has to end: at its deadline, or because the communicator is cancelled. Returns
     /// how long to sleep at most, and leaves the links from which jobs receive in `self.waits`.
-    pub(super) fn look_after(&mut self, active: &[Active<'_>]) -> Result<Duration> {
+    ///
+    /// Only the first job that waits for a peer tells other ranks that it does.
+    pub(super) fn look_after(&mut self, active: &InFlight<Active<'_>>) -> Result<Duration> {
         let mut waits = std::mem::take(&mut self.waits);
         waits.clear();
         let mut nap = NAP;
-        // Of several jobs that receive from any rank, only the first looks at the links.
-        let gone: &[(Rank, Cause)] = active.iter().find(|job| job.awaits_any()).map_or(&[], |job| &job.gone);
-        for job in active {
+        if let Some(job) = self.receivers.next_of_any().and_then(|key| active.get(key)) {
             if job.awaits_any() {
-                nap = nap.min(self.wait_for_any(job, gone, &mut waits)?);
-                continue;
-            }
-            let stuck_to = self.outgoing.iter().find(|out| out.job == job.number).map(|out| out.to);
-            let awaited = job.awaited();
-            waits.extend(awaited.map(|peer| (peer, false, true)));
-            if let Some(peer) = awaited.or(stuck_to) {
+                nap = nap.min(self.wait_for_any(job, &job.gone, &mut waits)?);
+            } else if let Some(peer) = job.awaited() {
+                waits.push((peer, false, true));
                 nap = nap.min(job.job.context.patience_with(peer)?);
             }
         }
+        for &peer in self.receivers.peers() {
+            let Some(job) = self.receivers.next_of(peer).and_then(|key| active.get(key)) else { continue };
+            waits.push((peer, false, true));
+            nap = nap.min(job.job.context.patience_with(peer)?);
+        }
+        for out in self.outbox.fronts() {
+            let job = self.outbox.key_of(out.job).and_then(|key| active.get(key));
+            // A collective that receives waits for that peer.
+            if let Some(job) = job.filter(|job| job.awaited().is_none()) {
+                nap = nap.min(job.job.context.patience_with(out.to)?);
+            }
+        }
         self.waits = waits;
+        Ok(nap.min(self.check_deadlines(active)?))
+    }
+
+    /// Fails if a job behind others is past its deadline. Looks at all of them, so it does that from time
+    /// to time if there are many. Returns how long to sleep at most.
+    fn check_deadlines(&mut self, active: &InFlight<Active<'_>>) -> Result<Duration> {
+        if active.len() == 1 || active.len() > MANY && self.checked.is_some_and(|at| at.elapsed() < NAP) {
+            return Ok(NAP);
+        }
+        self.checked = Some(Instant::now());
+        let mut nap = NAP;
+        for job in active.iter() {
+            let context = &job.job.context;
+            nap = nap.min(context.left());
+            if !context.left().is_zero() {
+                continue;
+            }
+            let stuck_to = || self.outbox.iter().find(|out| out.job == job.number).map(|out| out.to);
+            match job.awaited().or_else(stuck_to) {
+                Some(peer) => _ = context.patience_with(peer)?,
+                None => _ = self.wait_for_any(job, &job.gone, &mut Waits::new())?,
+            }
+        }
         Ok(nap)
     }
 

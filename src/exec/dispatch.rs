@@ -71,20 +71,22 @@ impl CommState {
             }
         }
         let mut indices = 0..calls.len();
-        let in_flight: RefCell<SmallVec<[usize; 2]>> = RefCell::default();
+        let ended: RefCell<SmallVec<[bool; 2]>> = RefCell::default();
         let next = || {
             let index = indices.next()?;
-            in_flight.borrow_mut().push(index);
+            ended.borrow_mut().push(false);
             Some(Message { call: calls[index].clone(), interrupted: None })
         };
-        let finished = |index: usize| _ = in_flight.borrow_mut().remove(index);
+        let finished = |index: usize| ended.borrow_mut()[index] = true;
         let run = |core: &mut Core| {
             // SAFETY: passed on.
             unsafe { core.run_point_to_point(&self.info, next, finished, is_wanted) }
         };
         match self.unless_it_panics(core, op, run) {
             Ok(interrupted) => {
-                Ok(in_flight.into_inner().into_iter().map(|index| calls[index].clone()).zip(interrupted).collect())
+                let ended = ended.into_inner();
+                let left = calls.iter().zip(ended).filter(|(_, ended)| !ended).map(|(call, _)| call.clone());
+                Ok(left.zip(interrupted).collect())
             }
             Err(error) => Err(self.fail(core, error)),
         }

@@ -8,7 +8,7 @@ use super::call::{Call, Counts};
 use super::compression::Compression;
 use super::core::Core;
 use crate::buffer::{RawSlice, RawSliceMut};
-use crate::engine::{Job, Now, Paused};
+use crate::engine::{InFlight, Job, Now, Paused};
 use crate::error::{Error, Result};
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::{Kernel, normalise_bools};
@@ -186,7 +186,7 @@ impl Core {
     }
 
     /// Runs sends and receives side by side: those that `next` yields, also while others are in
-    /// flight. `finished` is called for each that ends, with its index among those in flight.
+    /// flight. `finished` is called for each that ends, with its key: how many `next` has yielded before.
     ///
     /// If they all wait for peers and `is_wanted` says that another thread has a call, this returns
     /// those that have not ended, in their order. The communicator's next operation continues them.
@@ -205,7 +205,7 @@ impl Core {
         let Core { engine: Some(engine), recording, sent, fabric, layout, .. } = self else {
             unreachable!("the engine was just made")
         };
-        let in_flight: RefCell<Vec<Recorded>> = RefCell::default();
+        let in_flight: RefCell<InFlight<Recorded>> = RefCell::default();
         let next = || {
             let Message { call, interrupted } = next()?;
             let Call { op, root, send, recv, source, dtype, timeout, .. } = call;
@@ -226,21 +226,24 @@ impl Core {
             in_flight.borrow_mut().push(Recorded { entry, bools: (dtype == DType::Bool && op == Op::Recv).then_some(recv) });
             Some((job(&call, context, rank, world), None))
         };
-        let ended = |index: usize| {
-            let recorded = in_flight.borrow_mut().remove(index);
-            recorded.end(&recording.history, true);
-            finished(index);
+        let ended = |key: usize| {
+            in_flight.borrow_mut().remove(key).into_iter().for_each(|recorded| recorded.end(&recording.history, true));
+            finished(key);
         };
         // SAFETY: passed on.
         let result = unsafe { engine.run_together(next, ended, is_wanted) };
-        let in_flight = in_flight.into_inner();
+        let mut in_flight = in_flight.into_inner();
         match result {
             Ok(paused) => {
                 debug_assert_eq!(paused.len(), in_flight.len());
-                Ok(paused.into_iter().zip(in_flight).map(|(progress, recorded)| Interrupted { progress, recorded }).collect())
+                Ok(paused
+                    .into_iter()
+                    .zip(in_flight.take())
+                    .map(|(progress, recorded)| Interrupted { progress, recorded })
+                    .collect())
             }
             Err(error) => {
-                in_flight.into_iter().for_each(|recorded| recorded.end(&recording.history, false));
+                in_flight.take().for_each(|recorded| recorded.end(&recording.history, false));
                 Err(error)
             }
         }

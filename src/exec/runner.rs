@@ -15,6 +15,7 @@ use super::messages::{Interrupted, Message};
 use super::state::CommState;
 use super::tasks::{Task, Tasks, Turn};
 use super::work::Helper;
+use crate::engine::InFlight;
 use crate::error::Error;
 use crate::failure;
 use crate::sys::{Patience, Waiting};
@@ -130,7 +131,7 @@ impl Runner {
             }
             return;
         }
-        let in_flight: RefCell<VecDeque<(Task, Option<MessageOnDevice>)>> = RefCell::default();
+        let in_flight: RefCell<InFlight<(Task, Option<MessageOnDevice>)>> = RefCell::default();
         let fail = |task: Task, error| {
             task.complete(Err(error));
             // The peer waits for this message.
@@ -170,7 +171,7 @@ impl Runner {
                 MessageOnDevice::begin(shared, &mut call)
             };
             match staged {
-                Ok(staged) => in_flight.borrow_mut().push_back((task, staged)),
+                Ok(staged) => _ = in_flight.borrow_mut().push((task, staged)),
                 Err(error) => {
                     fail(task, error);
                     continue;
@@ -178,8 +179,8 @@ impl Runner {
             }
             return Some(Message { call, interrupted });
         };
-        let finished = |index: usize| {
-            let Some((task, staged)) = in_flight.borrow_mut().remove(index) else { return };
+        let finished = |key: usize| {
+            let Some((task, staged)) = in_flight.borrow_mut().remove(key) else { return };
             let Some(staged) = staged else { return task.complete(Ok(())) };
             match staged.end(shared) {
                 Ok(()) => leaving.borrow_mut().push((task, staged)),
@@ -194,7 +195,7 @@ impl Runner {
         let leaving = leaving.into_inner();
         if let Err(error) = result {
             let error = shared.fail(core, error);
-            let in_flight = in_flight.into_inner().into_iter().map(|(task, _)| task);
+            let in_flight = in_flight.into_inner().take().map(|(task, _)| task);
             in_flight.chain(leaving.into_iter().map(|(task, _)| task)).for_each(|task| task.complete(Err(error.clone())));
             return;
         }
