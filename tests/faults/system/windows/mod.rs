@@ -40,7 +40,8 @@ not_run!("Windows has no network namespaces, in which one machine is several hos
 not_run!("Windows has no forks": forked, killed_with_a_child, killed_with_a_child_elsewhere);
 not_run!("Windows has no signals": signals);
 not_run!("Windows has no limit of handles": no_descriptors, few_descriptors, no_descriptors_for_the_store);
-not_run!("a process cannot make its own system calls fail on Windows": no_shared_memory, no_memory_in_time);
+not_run!("a process cannot make its own system calls fail on Windows":
+    no_shared_memory, no_memory_in_time, no_thread, no_memory_on_one_rank);
 not_run!("a process of another user needs the user's password on Windows": another_user);
 
 /// Processes start slowly under Wine, and ranks answer late while others start.
