@@ -11,7 +11,7 @@ use crate::trace::PathTaken;
 
 /// A message on its way from or to a device.
 pub(in crate::exec) struct MessageOnDevice {
-    call: Call,
+    call: Box<Call>,
     lent: Arc<Lent>,
     /// Where it is on the host.
     memory: *mut u8,
@@ -40,7 +40,7 @@ impl MessageOnDevice {
             }
             _ => {}
         }
-        Ok(Some(MessageOnDevice { call: whole, lent, memory }))
+        Ok(Some(MessageOnDevice { call: Box::new(whole), lent, memory }))
     }
 
     /// The message has been sent or received: the stream goes on with it.
