@@ -216,6 +216,14 @@ impl Op {
         matches!(self, Op::Send | Op::Recv)
     }
 
+    /// The operation that both ranks of a message have in common: its send.
+    pub(crate) const fn of_pair(self) -> Op {
+        match self {
+            Op::Recv => Op::Send,
+            op => op,
+        }
+    }
+
     /// Whether the operation reduces.
     pub const fn reduces(self) -> bool {
         matches!(self, Op::AllReduce | Op::Reduce | Op::ReduceScatter | Op::ReduceScatterV)

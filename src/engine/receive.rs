@@ -8,7 +8,7 @@ use super::job::{Active, Job};
 use super::state::{Engine, no_link};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::{Cause, Result};
-use crate::failure::OpContext;
+use crate::failure::{OpContext, culprit_of};
 use crate::reduce;
 use crate::schedule::Span;
 use crate::transport::{ALIGN, Link, NoLink};
@@ -141,9 +141,12 @@ impl Engine {
                 Next::Never(cause) => gone.push((peer, cause)),
             }
         }
-        match gone.last() {
-            Some((peer, cause)) if gone.len() == others.count() => Err(context.failed(*peer, cause.clone())),
-            _ => Ok(None),
+        if gone.len() < others.count() {
+            return Ok(None);
+        }
+        match culprit_of(&lost(gone, context.info.cancel.missed())) {
+            Some((peer, cause)) => Err(context.failed(*peer, cause.clone())),
+            None => Ok(None),
         }
     }
 
@@ -181,6 +184,15 @@ impl Engine {
             Some((Kind::Revoked, _)) => Err(fail(Cause::Revoked)),
         }
     }
+}
+
+/// The ranks that will send no message to a receive from any rank: `gone`, as their links say, and
+/// `missed`, as the failure detector has found. That one knows more: it asks other ranks, too.
+pub(super) fn lost(gone: &[(Rank, Cause)], missed: Vec<(Rank, Cause)>) -> Vec<(Rank, Cause)> {
+    let is_missed = |peer: Rank| missed.iter().any(|(rank, _)| *rank == peer);
+    let mut lost: Vec<_> = gone.iter().filter(|(peer, _)| !is_missed(*peer)).cloned().collect();
+    lost.extend(missed);
+    lost
 }
 
 /// What [`Engine::receive_now`] found.
@@ -230,7 +242,7 @@ fn check(header: &[u8; HEADER], context: &OpContext<'_>, peer: Rank, expected: u
     }
     match Descriptor::decode(frame.descriptor) {
         None => Err(context.failed(peer, Cause::Corrupt("a message of an unknown operation"))),
-        Some(theirs) if theirs != context.descriptor => Err(context.mismatch(peer, context.descriptor, theirs)),
+        Some(theirs) if theirs != context.descriptor => Err(context.mismatch(peer, context.call(), theirs)),
         Some(_) if frame.len != expected => Err(context.counts_differ(peer, frame.len, expected)),
         Some(_) => Ok(()),
     }

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use super::in_flight::InFlight;
 use super::job::Active;
-use super::receive::UNHEARD;
+use super::receive::{UNHEARD, lost};
 use super::state::Engine;
 use crate::error::{Cause, Error, Result};
+use crate::failure::culprit_of;
 use crate::types::Rank;
 
 /// The longest sleep. After it the engine checks deadlines and cancellation again.
@@ -96,13 +97,15 @@ impl Engine {
         let nap = if self.closed.iter().any(Option::is_some) { UNHEARD / 10 } else { NAP };
 
         // Ranks that left without a link are found by the failure detector.
-        let missed = context.info.cancel.missed();
-        let is_gone = |peer: Rank| gone.iter().chain(&missed).any(|(rank, _)| *rank == peer);
+        let lost = lost(gone, context.info.cancel.missed());
+        let is_gone = |peer: Rank| lost.iter().any(|(rank, _)| *rank == peer);
         let present = others.clone().find(|&peer| !is_gone(peer));
-        // At the deadline the error names a rank that is gone and never sent: it is the likeliest
-        // sender. A rank that sent a message has done its part.
-        let mut all_gone = gone.iter().chain(&missed);
-        let culprit = if present.is_none() { all_gone.next() } else { all_gone.find(|(rank, _)| self.received[*rank] == 0) };
+        // At the deadline the error names a rank that is gone: it is the likeliest sender. But one that
+        // sent a message before it left has done its part.
+        let has_done = |(rank, cause): &&(Rank, Cause)| {
+            present.is_some() && self.received[*rank] > 0 && matches!(cause, Cause::Left { .. } | Cause::Gone)
+        };
+        let culprit = culprit_of(lost.iter().filter(|lost| !has_done(lost)));
         let left = present.map(|peer| context.patience_with_any(peer, culprit.map(|(rank, _)| *rank)));
         match (left, culprit) {
             (Some(Err(Error::Peer { .. })) | None, Some((rank, cause))) => Err(context.failed(*rank, cause.clone())),

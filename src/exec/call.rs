@@ -122,10 +122,7 @@ impl Call {
         };
         let has_root = matches!(self.op, Op::Broadcast | Op::Reduce | Op::Gather | Op::Scatter);
         Descriptor {
-            op: match self.op {
-                Op::Recv => Op::Send,
-                op => self.on_behalf_of.unwrap_or(op),
-            },
+            op: self.on_behalf_of.unwrap_or(self.op).of_pair(),
             dtype: self.dtype,
             redop: self.redop,
             root: has_root.then_some(self.root as u32),

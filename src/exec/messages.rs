@@ -213,13 +213,13 @@ impl Core {
             if let Some(Interrupted { progress, recorded }) = interrupted {
                 in_flight.borrow_mut().push(recorded);
                 // Its progress has its number.
-                let context = OpContext::new(call.descriptor(0), info).within(timeout);
+                let context = OpContext::new(call.descriptor(0), info).called(op).within(timeout);
                 return Some((job(&call, context, rank, world), Some(progress)));
             }
             // A receive gets its number when its message arrives.
             sent[root] += u64::from(op == Op::Send);
             let seq = if op == Op::Send { sent[root] } else { 0 };
-            let context = OpContext::new(call.descriptor(seq), info).within(timeout);
+            let context = OpContext::new(call.descriptor(seq), info).called(op).within(timeout);
             let peer = source.is_none().then_some(root as u32);
             let with_peer = Descriptor { op, root: peer, ..context.descriptor };
             let entry = recording.history.begin(&with_peer.encode(), (send.len + recv.len) as u64, 0);
@@ -267,7 +267,7 @@ impl Core {
             return false;
         }
         let seq = if op == Op::Send { self.sent[root] + 1 } else { 0 };
-        let mut context = OpContext::new(call.descriptor(seq), info).within(timeout);
+        let mut context = OpContext::new(call.descriptor(seq), info).called(op).within(timeout);
         if op == Op::Send {
             // SAFETY: passed on.
             if !unsafe { engine.send_now(&context, root, send) } {

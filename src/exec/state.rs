@@ -103,6 +103,8 @@ impl CommState {
         let collective = (!call.op.is_point_to_point()).then(|| core.next_seq());
         if self.info.cancel.stops(collective) {
             let Descriptor { op, seq, .. } = call.descriptor(core.next_number(call));
+            // A receive has the descriptor of its send.
+            let op = if op.is_point_to_point() { call.op } else { op };
             return Err(self.fail(core, Error::Aborted { op, seq }));
         }
         Ok(())

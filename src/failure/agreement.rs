@@ -18,7 +18,7 @@ use super::context::CommInfo;
 use super::control::{PATIENCE, QueryError, ask_all};
 use super::diagnosis::diagnose;
 use super::message::{Query, Reply};
-use super::report::{Failure, FailureReport};
+use super::report::{Failure, FailureReport, culprit_of};
 use super::status::CommStatus;
 use crate::error::{Cause, Error};
 use crate::sys;
@@ -105,7 +105,7 @@ pub(crate) fn end_by_shrink(status: &CommStatus) {
                 _ => {}
             });
         }
-        if let Some((culprit, cause)) = lost.into_inner().into_iter().min_by_key(|(rank, _)| *rank) {
+        if let Some((culprit, cause)) = culprit_of(&lost.into_inner()).cloned() {
             report(status, culprit, cause);
         }
     }

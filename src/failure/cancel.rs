@@ -57,7 +57,7 @@ pub(crate) enum Awaited {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
     pub(crate) peer: Rank,
-    /// The operation's descriptor.
+    /// The operation's descriptor, as its caller named it.
     pub(crate) words: [u64; Descriptor::WORDS],
     pub(crate) since: Instant,
     /// Whether another rank's message would do: then the operation does not fail because this peer
@@ -174,9 +174,15 @@ impl CancelToken {
         self.any_waits.store(true, Ordering::Relaxed);
     }
 
+    /// Whether any operation has noted that it waits.
+    #[inline]
+    pub(super) fn has_waits(&self) -> bool {
+        self.any_waits.load(Ordering::Relaxed)
+    }
+
     /// Notes that an operation waits no longer.
     pub(super) fn rest(&self, words: [u64; Descriptor::WORDS]) {
-        if self.any_waits.load(Ordering::Relaxed) {
+        if self.has_waits() {
             let mut waits = self.waits.lock();
             waits.retain(|wait| wait.words != words);
             self.any_waits.store(!waits.is_empty(), Ordering::Relaxed);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::cancel::{Awaited, CancelToken, Diagnosing};
 use crate::error::{Cause, Error, Result};
 use crate::trace::LogEntry;
-use crate::types::{Descriptor, Member, Rank};
+use crate::types::{Descriptor, Member, Op, Rank};
 
 /// What all operations of a communicator have in common.
 #[derive(Clone, Debug)]
@@ -43,6 +43,8 @@ thread_local! {
 #[derive(Clone)]
 pub(crate) struct OpContext<'a> {
     pub(crate) descriptor: Descriptor,
+    /// The operation that the caller named: a receive, where the descriptor is that of the message.
+    called: Op,
     /// The descriptor as it is sent, and its fingerprint.
     pub(crate) words: [u64; Descriptor::WORDS],
     pub(crate) fingerprint: u64,
@@ -61,7 +63,16 @@ impl<'a> OpContext<'a> {
     pub(crate) fn new(descriptor: Descriptor, info: &'a CommInfo) -> OpContext<'a> {
         let words = descriptor.encode();
         let fingerprint = Descriptor::fingerprint(words);
-        OpContext { descriptor, words, fingerprint, info, timeout: info.timeout, started: Cell::new(None), note: None }
+        OpContext {
+            descriptor,
+            called: descriptor.op,
+            words,
+            fingerprint,
+            info,
+            timeout: info.timeout,
+            started: Cell::new(None),
+            note: None,
+        }
     }
 
     /// Makes the context of an operation that is recorded, with its own timeout if it has one. This
@@ -75,13 +86,33 @@ impl<'a> OpContext<'a> {
     ) -> OpContext<'a> {
         let words = descriptor.encode();
         let (fingerprint, timeout) = (Descriptor::fingerprint(words), timeout.unwrap_or(info.timeout));
-        OpContext { descriptor, words, fingerprint, info, timeout, started: Cell::new(None), note: Some(note) }
+        OpContext {
+            descriptor,
+            called: descriptor.op,
+            words,
+            fingerprint,
+            info,
+            timeout,
+            started: Cell::new(None),
+            note: Some(note),
+        }
     }
 
     /// Sets the operation's own timeout, if it has one.
     #[inline]
     pub(crate) fn within(self, timeout: Option<Duration>) -> OpContext<'a> {
         OpContext { timeout: timeout.unwrap_or(self.timeout), ..self }
+    }
+
+    /// Sets the operation that the caller named.
+    #[inline]
+    pub(crate) fn called(self, called: Op) -> OpContext<'a> {
+        OpContext { called, ..self }
+    }
+
+    /// The call as its caller made it.
+    pub(crate) fn call(&self) -> Descriptor {
+        Descriptor { op: self.called, ..self.descriptor }
     }
 
     /// Sets the sequence number. A point-to-point message gets its number when it arrives.
@@ -150,7 +181,7 @@ impl<'a> OpContext<'a> {
 
     /// Fails if the communicator has been cancelled.
     pub(crate) fn check(&self) -> Result<()> {
-        let Descriptor { op, seq, .. } = self.descriptor;
+        let Descriptor { op, seq, .. } = self.call();
         match self.info.cancel.stops((!op.is_point_to_point()).then_some(seq)) {
             true => Err(Error::Aborted { op, seq }),
             false => Ok(()),
@@ -175,12 +206,12 @@ impl<'a> OpContext<'a> {
         assert!(!PANICS.take(), "a panic for a test");
         let is_collective = !self.descriptor.op.is_point_to_point();
         if self.info.cancel.stops(is_collective.then_some(self.descriptor.seq)) {
-            return Err(Error::Aborted { op: self.descriptor.op, seq: self.descriptor.seq });
+            return Err(Error::Aborted { op: self.called, seq: self.descriptor.seq });
         }
         match self.timeout.checked_sub(self.started().elapsed()) {
             Some(left) if !left.is_zero() => {
                 let is_for_one = !is_collective && matches!(awaited, Awaited::One(_));
-                self.info.cancel.wait_for(awaited, self.words, is_for_one);
+                self.info.cancel.wait_for(awaited, self.call().encode(), is_for_one);
                 // During the grace period it checks often.
                 Ok(if self.info.cancel.is_cancelled() { left.min(Duration::from_millis(5)) } else { left })
             }
@@ -191,7 +222,9 @@ impl<'a> OpContext<'a> {
     /// Notes that the operation waits for no peer any longer.
     #[inline]
     pub(crate) fn rest(&self) {
-        self.info.cancel.rest(self.words);
+        if self.info.cancel.has_waits() {
+            self.info.cancel.rest(self.call().encode());
+        }
     }
 
     /// Notes that the operation has failed and is being diagnosed. Call this before peers can see
@@ -203,7 +236,7 @@ impl<'a> OpContext<'a> {
 
     /// Returns the error of this operation if it fails because of `peer`.
     pub(crate) fn failed(&self, peer: Rank, cause: Cause) -> Error {
-        let Descriptor { op, seq, dtype, count, .. } = self.descriptor;
+        let Descriptor { op, seq, dtype, count, .. } = self.call();
         let Member { host, pid } = self.info.members[peer].clone();
         Error::Peer { rank: peer, host, pid, op, seq, dtype, count, after: self.age(), cause }
     }
@@ -224,7 +257,7 @@ impl<'a> OpContext<'a> {
 
     /// Returns the error for a message of `peer` with another number of bytes than expected.
     pub(crate) fn counts_differ(&self, peer: Rank, sent: u64, expected: u64) -> Error {
-        let Descriptor { op, seq, .. } = self.descriptor;
+        let Descriptor { op, seq, .. } = self.call();
         Error::Counts { rank: self.info.rank, peer, host: self.info.members[peer].host.clone(), op, seq, sent, expected }
     }
 }

@@ -266,7 +266,7 @@ impl<'a> WaitChain<'a> {
         }
         // The ranks wait for each other. If they call different operations, that is why.
         match (self.call, theirs) {
-            (Some(call), Some(theirs)) if call.op != theirs.op => self.mismatch(call, theirs),
+            (Some(call), Some(theirs)) if call.op.of_pair() != theirs.op.of_pair() => self.mismatch(call, theirs),
             _ => self.busy_or(Cause::Silent { deadline: self.deadline }),
         }
     }

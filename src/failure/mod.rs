@@ -34,4 +34,5 @@ pub(crate) use context::PANICS;
 pub(crate) use context::{CommInfo, OpContext};
 pub(crate) use control::{ControlChannel, QueryError};
 pub(crate) use message::{Query, Reply};
+pub(crate) use report::culprit_of;
 pub(crate) use status::CommStatus;

@@ -49,6 +49,30 @@ pub(crate) enum Failure {
     },
 }
 
+/// How well a cause explains the others: the least explains most. A rank that was killed goes before
+/// one that left in good order, and that one before one that only keeps others waiting.
+fn class(cause: &Cause) -> u8 {
+    match cause {
+        Cause::Diverged | Cause::Corrupt(_) | Cause::Secret | Cause::Tls(_) | Cause::Mismatch(_) | Cause::Counts { .. } => 1,
+        Cause::Aborted | Cause::Failed(_) | Cause::Panicked => 2,
+        Cause::Died | Cause::Closed => 3,
+        // It may have left.
+        Cause::Gone => 4,
+        Cause::Broken(_) | Cause::Unreachable { .. } => 5,
+        Cause::Stopped { .. } | Cause::Unresponsive { .. } => 6,
+        Cause::Left { .. } => 7,
+        Cause::Absent { .. } => 8,
+        Cause::Silent { .. } => 9,
+        Cause::Revoked => 10,
+        Cause::Shrinks => 11,
+    }
+}
+
+/// Of ranks that are lost, the one to name.
+pub(crate) fn culprit_of<'a>(lost: impl IntoIterator<Item = &'a (Rank, Cause)>) -> Option<&'a (Rank, Cause)> {
+    lost.into_iter().min_by_key(|(rank, cause)| (class(cause), *rank))
+}
+
 impl FailureReport {
     /// Returns the rank that has failed and cannot answer, if the report is of one, and the cause.
     pub(super) fn absence(&self) -> Option<(Rank, &Cause)> {
@@ -72,26 +96,7 @@ impl FailureReport {
         let (class, culprit) = match &self.what {
             Failure::Mismatch { ranks: [_, culprit], .. } => (0, *culprit),
             Failure::Counts { from, .. } => (0, *from),
-            Failure::Failed { culprit, cause } => {
-                let class = match cause {
-                    Cause::Diverged
-                    | Cause::Corrupt(_)
-                    | Cause::Secret
-                    | Cause::Tls(_)
-                    | Cause::Mismatch(_)
-                    | Cause::Counts { .. } => 1,
-                    Cause::Aborted | Cause::Failed(_) | Cause::Panicked => 2,
-                    Cause::Died | Cause::Closed | Cause::Gone => 3,
-                    Cause::Broken(_) | Cause::Unreachable { .. } => 4,
-                    Cause::Stopped { .. } | Cause::Unresponsive { .. } => 5,
-                    Cause::Left { .. } => 6,
-                    Cause::Absent { .. } => 7,
-                    Cause::Silent { .. } => 8,
-                    Cause::Revoked => 9,
-                    Cause::Shrinks => 10,
-                };
-                (class, *culprit)
-            }
+            Failure::Failed { culprit, cause } => (class(cause), *culprit),
         };
         let known = if let Failure::Mismatch { known, .. } = self.what { known } else { 0 };
         (class, Reverse(known), culprit, self.during.seq, self.origin)

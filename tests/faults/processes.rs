@@ -283,6 +283,31 @@ pub(crate) fn part_fails() -> Outcome {
     Passed(String::new())
 }
 
+/// A receive from any rank fails when no rank is left that might send. It names the one that was killed,
+/// and not one that left.
+pub(crate) fn any_names_the_killed() -> Outcome {
+    on_every_transport(|name, more| {
+        for killed in [1, 3] {
+            let mut job = Job::start("any", 4, 600_000, |rank, command| {
+                command.env("KOLO_TEST_KILLED", killed.to_string());
+                more(rank, command);
+            });
+            [0, killed].into_iter().for_each(|rank| _ = job.hear(rank, "ready"));
+            job.kill(killed);
+            job.tell(0);
+            for rank in (1..4).filter(|&rank| rank != killed) {
+                job.tell(rank);
+                job.ends_clean(rank);
+            }
+            let Failure { culprit, cause, operation, text, .. } = job.failure(0);
+            assert_eq!((culprit, operation.as_str()), (Some(killed), "recv seq=0"), "{name}: {text}");
+            assert!(GONE.contains(&cause.split([' ', '(']).next().unwrap()), "{name}: {text}");
+            job.lives_on(0);
+        }
+    });
+    Passed(String::new())
+}
+
 /// A rank in a split does not wait for a rank that has ended, or that has learnt of the failure
 /// elsewhere.
 pub(crate) fn killed_while_splitting() -> Outcome {

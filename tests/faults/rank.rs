@@ -105,6 +105,7 @@ fn run_task(task: &str, comm: &Communicator) -> Task {
         "last words" => last_words(comm),
         "messages" => messages(comm),
         "part fails" => part_fails(comm),
+        "any" => any(comm),
         "parts" => {
             let part = comm.split([0, 1, 1, 2][rank], 0)?;
             match rank {
@@ -130,6 +131,29 @@ fn run_task(task: &str, comm: &Communicator) -> Task {
         }
         "work" | "pipe" | "late" | "leave" | "shrink" => collectives(calls, Duration::MAX, usize::MAX),
         other => system::run_task(other, comm),
+    }
+}
+
+/// Rank 0 receives from any rank after one was killed, with which it has no link, and while the others
+/// leave.
+fn any(comm: &Communicator) -> Task {
+    let killed: usize = std::env::var("KOLO_TEST_KILLED").unwrap().parse().unwrap();
+    match comm.rank() {
+        0 => {
+            (1..4).filter(|&rank| rank != killed).try_for_each(|rank| comm.recv(&mut [0u8; 4], rank))?;
+            say("ready");
+            await_line();
+            Ok(comm.recv_any(&mut [0u8; 4]).map(drop)?)
+        }
+        rank if rank == killed => {
+            say("ready");
+            sleep()
+        }
+        _ => {
+            comm.send(&[1u8; 4], 0)?;
+            await_line();
+            Err(leaves())
+        }
     }
 }
 

@@ -317,9 +317,20 @@ fn an_error_of_a_message_has_the_number_of_the_message() {
             _ => return,
         };
         match result {
-            Err(Error::Peer { rank: 2, op: Op::Send, seq, cause: Cause::Aborted, .. }) if seq == number => {}
+            Err(Error::Peer { rank: 2, op: Op::Recv, seq, cause: Cause::Aborted, .. }) if seq == number => {}
             other => panic!("message {number}: {other:?}"),
         }
+    });
+}
+
+/// Errors name the operation that was called, also where a receive meets another call than its send.
+#[test]
+fn a_receive_that_fails_is_told_as_a_receive() {
+    let options = |_: usize, builder: kolo::Builder| builder.transport(Transport::Tcp);
+    run(2, options, |comm| {
+        let result = if comm.rank() == 0 { comm.recv(&mut [0u8; 4], 1) } else { comm.barrier() };
+        let told = result.unwrap_err().to_string();
+        assert!(told.contains("recv seq=1") && told.contains("barrier seq=1") && !told.contains("send"), "{told}");
     });
 }
 

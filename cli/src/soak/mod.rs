@@ -304,7 +304,7 @@ impl Arena {
         // After a rank has left, a receive from any rank waits for the other ranks until its
         // deadline.
         let failures = outcomes.iter().filter_map(|outcome| outcome.report.as_ref()?.failure.as_ref());
-        let receives = round.fault == Fault::Leave && failures.into_iter().any(|failure| failure.text.starts_with("send seq="));
+        let receives = round.fault == Fault::Leave && failures.into_iter().any(|failure| failure.text.starts_with("recv seq="));
         if !round.fault.outlasts_the_deadline() && !receives && took >= round.timeout {
             return Err(format!("it took {took:.0?}, the deadline of an operation, though it ended well: {line}").into());
         }
