@@ -1049,7 +1049,9 @@ kolo_result_t kolo_recv_any(void *recv,
                             kolo_comm_t comm,
                             kolo_stream_t stream);
 
-// Sends to one rank and receives from another, or from the same rank, at the same time.
+// Sends to one rank and receives from another, or from the same rank, at the same time. In place if
+// `send` and `recv` are the same and so are the counts: kolo then sends a copy. Buffers that overlap
+// otherwise are refused, and so are those of a call in a stream that overlap at all.
 kolo_result_t kolo_send_recv(const void *send,
                              size_t send_count,
                              int32_t to,
@@ -1267,7 +1269,9 @@ kolo_result_t kolo_group_start(void);
 
 // Ends a group: executes the calls that were held back, and returns when all are done. Sends and
 // receives progress side by side, so that none waits for an earlier one; so do the calls of
-// different communicators. Collectives of one communicator take effect in order.
+// different communicators. Collectives of one communicator take effect in order. No buffer in which
+// one of the calls receives may overlap another call's, but for a send of the same memory in a group of
+// sends and receives of one communicator.
 //
 // If any call of this thread has failed since kolo_group_start, on any communicator, no call is
 // executed, and this returns KOLO_ERR_ARGUMENT. If several calls fail when they are executed, this

@@ -289,7 +289,9 @@ pub unsafe extern "C" fn kolo_recv_any(
     })
 }
 
-/// Sends to one rank and receives from another, or from the same rank, at the same time.
+/// Sends to one rank and receives from another, or from the same rank, at the same time. In place if
+/// `send` and `recv` are the same and so are the counts: kolo then sends a copy. Buffers that overlap
+/// otherwise are refused, and so are those of a call in a stream that overlap at all.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_send_recv(
     send: *const c_void,

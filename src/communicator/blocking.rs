@@ -127,4 +127,17 @@ impl Communicator {
         // SAFETY: as in `submit`.
         unsafe { self.exec.submit_together(calls) }
     }
+
+    /// As [`Communicator::send_recv`], in one buffer: what is received replaces what is sent, of which
+    /// kolo makes a copy.
+    ///
+    /// # Errors
+    ///
+    /// Those of every operation: see [`Communicator`](Communicator#errors).
+    pub fn send_recv_in_place<T: Element>(&self, buf: &mut [T], to: Rank, from: Rank) -> Result<()> {
+        let memory = RawSliceMut::of(buf);
+        let calls = [calls::send::<T>(memory.as_const(), to), calls::recv::<T>(memory, from)];
+        // SAFETY: as in `submit`. The copy keeps what is sent apart.
+        unsafe { self.exec.submit_together(calls) }
+    }
 }

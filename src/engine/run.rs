@@ -203,6 +203,8 @@ impl Engine {
     /// Takes one job as far as it gets without waiting. Returns whether anything moved. Receives
     /// the messages of a peer only if `is_next`.
     fn advance(&mut self, active: &mut Active<'_>, is_next: impl Fn(Rank) -> bool) -> Result<bool> {
+        #[cfg(test)]
+        (self.looks += 1);
         let mut moved = false;
         for _ in 0..MOST_STEPS {
             if active.exhausted {
@@ -349,7 +351,7 @@ impl Engine {
     }
 }
 
-/// A job that a simulation advances step by step, in an order of its own.
+/// Jobs that a simulation advances step by step, in an order of its own.
 #[cfg(test)]
 pub(crate) struct Stepped<'a>(InFlight<Active<'a>>, Vec<usize>);
 
@@ -357,14 +359,14 @@ pub(crate) struct Stepped<'a>(InFlight<Active<'a>>, Vec<usize>);
 impl Engine {
     /// # Safety
     ///
-    /// As for [`Engine::run`], until the job has ended or failed.
-    pub(crate) unsafe fn begin_stepped<'a>(&mut self, job: Job<'a>) -> Stepped<'a> {
+    /// As for [`Engine::run_together`], until the jobs have ended or failed.
+    pub(crate) unsafe fn begin_stepped<'a>(&mut self, jobs: impl IntoIterator<Item = Job<'a>>) -> Stepped<'a> {
         let mut active = InFlight::default();
-        let key = self.add(&mut active, job, None);
-        Stepped(active, vec![key])
+        let keys = jobs.into_iter().map(|job| self.add(&mut active, job, None)).collect();
+        Stepped(active, keys)
     }
 
-    /// Advances the job. Returns whether anything moved, or `None` if the job has ended.
+    /// Advances the jobs. Returns whether anything moved, or `None` if all have ended.
     pub(crate) fn step(&mut self, stepped: &mut Stepped<'_>) -> Result<Option<bool>> {
         let Stepped(active, fresh) = stepped;
         let moved = self.progress(active, fresh, &mut |_| {}).inspect_err(|_| self.give_up(active))?;

@@ -55,6 +55,9 @@ pub(crate) struct Engine {
     pub(super) checked: Option<Instant>,
     /// The links to sleep on; kept for its allocation.
     pub(super) waits: Vec<(Rank, bool, bool)>,
+    /// How often it has looked at a job, or at a message to be sent.
+    #[cfg(test)]
+    pub(super) looks: u64,
 }
 
 // SAFETY: the addresses in `outbox` and `parts` are used only while the job runs that lent the
@@ -78,6 +81,8 @@ impl Engine {
             closed: vec![None; world],
             checked: None,
             waits: Vec::new(),
+            #[cfg(test)]
+            looks: 0,
         }
     }
 
@@ -115,6 +120,8 @@ impl Engine {
     pub(super) fn drain_to(&mut self, peer: Rank) -> Result<bool, NotSent> {
         let mut moved = false;
         for _ in 0..MOST_MESSAGES {
+            #[cfg(test)]
+            (self.looks += 1);
             let Some(out) = self.outbox.front(peer) else { break };
             let job = out.job;
             let fail = |why| NotSent { job, peer, why };

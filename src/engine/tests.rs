@@ -385,3 +385,29 @@ fn a_message_that_moves_all_the_time_has_a_deadline_and_is_interrupted() {
     let paused = unsafe { engine.run_together(|| job.take(), |_| {}, || true) };
     assert_eq!(paused.unwrap().len(), 1);
 }
+
+/// How often two ranks look at jobs and messages while `count` messages are in flight, all of which the
+/// first sends before the second receives any.
+fn looks(count: usize) -> u64 {
+    let infos = [0, 1].map(|rank| info(rank, LATE));
+    let [mut sender, mut receiver] = engines(1 << 12);
+    let payloads: Vec<[u8; 100]> = (0..count).map(|number| [number as u8; 100]).collect();
+    let mut received = vec![[0u8; 100]; count];
+    let sends = (1..).zip(&payloads).map(|(seq, payload)| sends(&infos[0], seq, payload));
+    // SAFETY: the payloads live until all jobs have ended.
+    let mut sending = unsafe { sender.begin_stepped(sends) };
+    while sender.step(&mut sending).unwrap() == Some(true) {}
+    // SAFETY: as above.
+    let mut receiving = unsafe { receiver.begin_stepped(received.iter_mut().map(|into| receives(&infos[1], into, None))) };
+    while receiver.step(&mut receiving).unwrap().is_some() {
+        sender.step(&mut sending).unwrap();
+    }
+    assert!(received == payloads);
+    sender.looks + receiver.looks
+}
+
+#[test]
+fn what_messages_in_flight_cost_grows_with_their_number() {
+    let [few, many] = [500, 5000].map(looks);
+    assert!(many < 12 * few, "{few} looks at 500 messages in flight, {many} at 5,000");
+}

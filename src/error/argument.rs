@@ -94,7 +94,7 @@ pub enum ArgumentError {
         /// What was given.
         count: usize,
     },
-    /// Send and receive buffers overlap without being in place.
-    #[error("the send and receive buffers overlap, but are not in place")]
+    /// Buffers overlap without being in place.
+    #[error("the buffers overlap, but are not in place")]
     Overlap,
 }

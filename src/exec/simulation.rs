@@ -266,7 +266,7 @@ impl Plan {
             source: None,
         };
         // SAFETY: the buffers live as long as the run, and nothing else touches them.
-        let stepped = unsafe { engine.begin_stepped(job) };
+        let stepped = unsafe { engine.begin_stepped([job]) };
         Operation { info, status, engine, call, stepped: Some(stepped) }
     }
 

@@ -9,6 +9,7 @@ use super::call::Call;
 use super::core::Core;
 use super::queue::Queue;
 use super::state::{CommState, MOMENT};
+use super::together::keep_apart;
 use super::work::{Completion, Work, WorkError};
 use crate::error::{Error, Result};
 use crate::failure::{self, CommInfo};
@@ -162,8 +163,13 @@ impl Executor {
     /// # Safety
     ///
     /// As for [`Executor::submit_checked`], for all calls.
-    pub(crate) unsafe fn submit_together_checked(&self, checked: Vec<Call>) -> Result<()> {
+    pub(crate) unsafe fn submit_together_checked(&self, mut checked: Vec<Call>) -> Result<()> {
         self.state.check_process(Op::Send)?;
+        let _copies = keep_apart(&mut checked).map_err(|error| match error {
+            Error::Argument { .. } => error,
+            // The peers wait for the messages.
+            error => self.fail(error),
+        })?;
         if checked.iter().all(|call| call.lent.is_none())
             && let Some(core) = self.claim()
         {

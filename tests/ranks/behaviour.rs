@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::common;
 use crate::common::{Barrier, PATIENCE, on_every_transport, run};
-use kolo::{ArgumentError, Cause, Communicator, Error, Op, ReduceOp, Transport, Waited, Work, WorkError};
+use kolo::raw::{RawCall, run_together};
+use kolo::{ArgumentError, Cause, Communicator, DType, Error, Op, ReduceOp, Transport, Waited, Work, WorkError};
 
 fn argument(result: kolo::Result<()>) -> ArgumentError {
     match result {
@@ -34,6 +35,38 @@ fn block_on<F: Future>(task: F) -> F::Output {
             Poll::Pending => std::thread::park_timeout(PATIENCE),
         }
     }
+}
+
+/// A message is exchanged in place, however large; buffers that overlap otherwise are refused, which
+/// loses nothing.
+#[test]
+fn messages_are_exchanged_in_place_or_not_at_all_in_one_buffer() {
+    on_every_transport(3, |comm| {
+        let comm = &comm;
+        let (rank, world) = (comm.rank(), comm.world_size());
+        let (next, last) = ((rank + 1) % world, (rank + world - 1) % world);
+        for count in [1, 1000, 100_000, 2_000_000] {
+            let mut words = vec![rank as u32; count];
+            comm.send_recv_in_place(&mut words, next, last).unwrap();
+            assert!(words.iter().all(|&word| word == last as u32), "{count}");
+
+            let mut words = vec![rank as u32; count + 1];
+            let start = words.as_mut_ptr();
+            // SAFETY: `words` is borrowed until the call has ended.
+            let result = unsafe {
+                let sends = RawCall::new(Op::Send, DType::U32).peer(next).buffers(start.cast(), std::ptr::null_mut(), count);
+                let receives =
+                    RawCall::new(Op::Recv, DType::U32).peer(last).buffers(std::ptr::null(), start.add(1).cast(), count);
+                run_together(comm, vec![sends.prepare(comm).unwrap(), receives.prepare(comm).unwrap()])
+            };
+            // Buffers of one element lie side by side.
+            if count > 1 {
+                assert_eq!(argument(result), ArgumentError::Overlap);
+                assert!(words.iter().all(|&word| word == rank as u32), "{count}");
+            }
+        }
+        comm.barrier().unwrap();
+    });
 }
 
 #[test]
