@@ -21,7 +21,8 @@ pub(crate) struct CancelToken {
     cancelled: AtomicBool,
     /// When the grace period began, and the last collective that has one.
     spared: Mutex<Option<(Instant, u64)>>,
-    /// 0 if no failure is being diagnosed, 1 if one is, and 2 + n while rank n is asked about it.
+    /// 0 if no failure is being diagnosed, 1 if one is, and while rank n is asked about it 2 + 2n, or
+    /// 3 + 2n if the link with it has closed.
     diagnosing: AtomicUsize,
     /// Each wakes a thread that may wait for peers.
     wakers: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
@@ -36,10 +37,13 @@ pub(crate) struct CancelToken {
 }
 
 /// A rank has seen a failure, and is diagnosing it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Diagnosing {
     /// The rank that it asks about the failure.
     pub(crate) about: Option<Rank>,
+    /// Whether it does so because its link with that rank has closed, and not because it has waited
+    /// until its deadline.
+    pub(crate) is_cut_off: bool,
 }
 
 /// The peer whose message an operation waits for.
@@ -123,15 +127,16 @@ impl CancelToken {
     pub(crate) fn set_diagnosing(&self, diagnosing: Option<Diagnosing>) {
         let number = match diagnosing {
             None => 0,
-            Some(Diagnosing { about: None }) => 1,
-            Some(Diagnosing { about: Some(rank) }) => 2 + rank,
+            Some(Diagnosing { about: None, .. }) => 1,
+            Some(Diagnosing { about: Some(rank), is_cut_off }) => 2 + 2 * rank + usize::from(is_cut_off),
         };
         self.diagnosing.store(number, Ordering::Release);
     }
 
     pub(crate) fn diagnosing(&self) -> Option<Diagnosing> {
         let number = self.diagnosing.load(Ordering::Acquire);
-        (number > 0).then(|| Diagnosing { about: number.checked_sub(2) })
+        let about = number.checked_sub(2).map(|number| number / 2);
+        (number > 0).then(|| Diagnosing { about, is_cut_off: about.is_some() && number % 2 == 1 })
     }
 
     /// Whether an operation has to stop. `collective` is its sequence number if it is a collective.
@@ -198,7 +203,7 @@ impl CancelToken {
     /// that the failure is being diagnosed.
     pub(crate) fn end_connecting(&self, has_failed: bool) {
         if has_failed {
-            self.set_diagnosing(Some(Diagnosing { about: None }));
+            self.set_diagnosing(Some(Diagnosing::default()));
         }
         self.rest(CONNECTING.encode());
     }

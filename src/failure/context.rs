@@ -230,7 +230,7 @@ impl<'a> OpContext<'a> {
     /// Notes that the operation has failed and is being diagnosed. Call this before peers can see
     /// the failure.
     pub(crate) fn give_up(&self) {
-        self.info.cancel.set_diagnosing(Some(Diagnosing { about: None }));
+        self.info.cancel.set_diagnosing(Some(Diagnosing::default()));
         self.rest();
     }
 

@@ -39,7 +39,8 @@ pub(super) fn diagnose(
     during: Option<(Descriptor, Duration)>,
 ) -> Option<FailureReport> {
     let about = if let Error::Peer { rank, .. } = error { Some(*rank) } else { None };
-    status.cancel.set_diagnosing(Some(Diagnosing { about }));
+    let is_cut_off = matches!(error, Error::Peer { cause, .. } if is_end_of_link(cause));
+    status.cancel.set_diagnosing(Some(Diagnosing { about, is_cut_off }));
     let found = report_of(status, info, error, during);
     if let Some(found) = &found {
         status.add_own_report(found.clone());
@@ -85,19 +86,21 @@ fn report_of(
             None => return None,
         },
         Cause::Silent { deadline } => WaitChain::new(status, &*control, *culprit, report.during, *deadline).follow()?,
-        Cause::Closed | Cause::Gone | Cause::Broken(_) | Cause::Unreachable { .. } | Cause::Revoked => {
-            explain(status, &*control, *culprit, cause)?
-        }
+        cause if is_end_of_link(cause) || *cause == Cause::Revoked => explain(status, &*control, *culprit, cause)?,
         _ => return Some(report),
     };
     Some(FailureReport { what, ..report })
+}
+
+fn is_end_of_link(cause: &Cause) -> bool {
+    matches!(cause, Cause::Closed | Cause::Gone | Cause::Broken(_) | Cause::Unreachable { .. })
 }
 
 /// Asks a peer why it closed its link or gave up. Returns `None` if a report arrives meanwhile.
 fn explain(status: &CommStatus, control: &dyn ControlChannel, peer: Rank, seen: &Cause) -> Option<Failure> {
     let began = Instant::now();
     let failed = |cause| Some(Failure::Failed { culprit: peer, cause });
-    status.cancel.set_diagnosing(Some(Diagnosing { about: Some(peer) }));
+    status.cancel.set_diagnosing(Some(Diagnosing { about: Some(peer), is_cut_off: is_end_of_link(seen) }));
     loop {
         let reply = control.ask(peer, &Query::Doing(None), PATIENCE);
         let lives = reply.is_ok();
@@ -105,8 +108,9 @@ fn explain(status: &CommStatus, control: &dyn ControlChannel, peer: Rank, seen: 
             Ok(Reply::Doing { reports, diagnosing, .. }) => {
                 status.add_reports(reports);
                 match diagnosing {
-                    // If the peer asks this rank in turn, neither knows more.
-                    Some(Diagnosing { about }) if about != Some(status.rank) => DIAGNOSING,
+                    // If the peer asks this rank in turn why the link has closed, neither knows more. If it
+                    // asks because of its deadline, it has closed the link, and will say why.
+                    Some(Diagnosing { about, is_cut_off }) if about != Some(status.rank) || !is_cut_off => DIAGNOSING,
                     _ => EXPLANATION,
                 }
             }
@@ -185,7 +189,7 @@ impl<'a> WaitChain<'a> {
 
     fn follow(mut self) -> Option<Failure> {
         loop {
-            self.status.cancel.set_diagnosing(Some(Diagnosing { about: Some(self.suspect) }));
+            self.status.cancel.set_diagnosing(Some(Diagnosing { about: Some(self.suspect), is_cut_off: false }));
             match self.ask() {
                 Progress::Ended(failure) => return failure,
                 Progress::Pending => thread::sleep(PAUSE),
@@ -227,7 +231,7 @@ impl<'a> WaitChain<'a> {
         if let Some((next, words)) = answer.waits {
             return self.follow_wait(next, Descriptor::decode(words));
         }
-        if let Some(Diagnosing { about }) = answer.diagnosing {
+        if let Some(Diagnosing { about, .. }) = answer.diagnosing {
             // The suspect's deadline has passed too, and its diagnosis will lead to the same rank.
             if let Some(next) = about.filter(|&next| next < self.status.world() && next != self.suspect)
                 && !self.path.contains(&next)
@@ -305,5 +309,54 @@ impl<'a> WaitChain<'a> {
     fn mismatch(&self, call: Descriptor, theirs: Descriptor) -> Progress {
         let before = *self.path.last().expect("the path begins with this rank");
         Progress::Ended(compare_calls(self.status, self.control, [before, self.suspect], [call, theirs]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+    use crate::trace::{RankOfJob, Recorder};
+    use crate::types::{Member, Op};
+
+    /// Rank 1, whose deadline has passed while it waited for rank 0. It has closed its link with rank 0,
+    /// which it asks in turn, and reports only after it was asked as often as this.
+    struct PastItsDeadline(AtomicU32);
+
+    impl ControlChannel for PastItsDeadline {
+        fn ask(&self, _: Rank, _: &Query, _: Duration) -> Result<Reply, QueryError> {
+            let left = self.0.fetch_sub(1, Ordering::Relaxed);
+            let cause = Cause::Absent { deadline: Duration::from_secs(1), last_seq: 0, elsewhere: None };
+            let report = FailureReport {
+                origin: 1,
+                what: Failure::Failed { culprit: 0, cause },
+                during: Descriptor { op: Op::Recv, ..Descriptor::nothing() },
+                after: Duration::from_secs(1),
+                completed: 0,
+            };
+            Ok(Reply::Doing {
+                reports: if left == 0 { vec![report] } else { Vec::new() },
+                diagnosing: (left > 0).then_some(Diagnosing { about: Some(0), is_cut_off: false }),
+                waits: None,
+                elsewhere: None,
+                at_your_seq: None,
+                last_seq: 0,
+            })
+        }
+    }
+
+    /// The rank that waited longer than a peer that lives takes to explain itself is believed, and its
+    /// link does not count as broken.
+    #[test]
+    fn a_peer_that_closed_its_link_at_its_deadline_says_why() {
+        let members = vec![Member { host: "here".into(), pid: 1 }; 2];
+        let job_rank = RankOfJob { job: "test".to_owned(), run: 1, rank: 0, members };
+        let recording = Recorder::new(job_rank, None, None).open(1, 0, [0, 1].into());
+        let status = CommStatus::new(0, [0, 1].into(), recording);
+        let asked = 2 * (EXPLANATION.as_millis() / PAUSE.as_millis()) as u32;
+        let found = explain(&status, &PastItsDeadline(AtomicU32::new(asked)), 1, &Cause::Closed);
+        assert!(found.is_none(), "{found:?}");
+        assert!(matches!(status.reports()[..], [FailureReport { origin: 1, .. }]));
     }
 }

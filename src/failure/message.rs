@@ -115,6 +115,7 @@ impl Reply {
                 writer.number(DOES).list(reports, |writer, report| report.write(writer));
                 writer.list(diagnosing.as_slice(), |writer, diagnosing| {
                     writer.list(diagnosing.about.as_slice(), |writer, &rank| _ = writer.number(rank as u64));
+                    writer.number(diagnosing.is_cut_off.into());
                 });
                 writer.list(waits.as_slice(), |writer, &(peer, words)| write_words(writer.number(peer as u64), words));
                 writer.list(elsewhere.as_slice(), |writer, (peer, call)| {
@@ -138,7 +139,7 @@ impl Reply {
             LEFT => Reply::Left { last_seq: reader.number()? },
             DOES => Reply::Doing {
                 reports: reader.list(FailureReport::read)?,
-                diagnosing: reader.list(|reader| Some(Diagnosing { about: reader.list(Reader::size)?.pop() }))?.pop(),
+                diagnosing: reader.list(read_diagnosing)?.pop(),
                 waits: reader.list(|reader| Some((reader.size()?, read_words(reader)?)))?.pop(),
                 elsewhere: reader.list(|reader| Some((reader.size()?, reader.list(read_call)?.pop())))?.pop(),
                 at_your_seq: reader.list(read_call)?.pop(),
@@ -151,6 +152,10 @@ impl Reply {
             _ => return None,
         })
     }
+}
+
+fn read_diagnosing(reader: &mut Reader<'_>) -> Option<Diagnosing> {
+    Some(Diagnosing { about: reader.list(Reader::size)?.pop(), is_cut_off: reader.number()? != 0 })
 }
 
 fn write_decision(writer: &mut Writer, decision: &Decision) {
@@ -188,7 +193,7 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         Reply::Left { last_seq: 9 }.encode(),
         Reply::Doing {
             reports: Vec::new(),
-            diagnosing: Some(Diagnosing { about: None }),
+            diagnosing: Some(Diagnosing::default()),
             waits,
             elsewhere: Some((3, Some(call))),
             at_your_seq: Some(call),
@@ -229,7 +234,7 @@ mod tests {
         let joins = |decision| Reply::Joins { shrinks: true, promised: 3, decision };
         let does = |waits, elsewhere, at_your_seq| Reply::Doing {
             reports: reports.clone(),
-            diagnosing: Some(Diagnosing { about: Some(3) }),
+            diagnosing: Some(Diagnosing { about: Some(3), is_cut_off: true }),
             waits,
             elsewhere,
             at_your_seq,
