@@ -134,10 +134,7 @@ impl Core {
     #[inline(always)]
     pub(super) unsafe fn run_on_path(&mut self, choice: Option<Choice>, context: &OpContext<'_>, call: &Call) -> Result<()> {
         let Some(choice) = choice else {
-            // The next call in shared memory shows whether all ranks have made this one.
-            if let Some(window) = &mut self.window {
-                window.skip(context);
-            }
+            self.count_in_window(context);
             if call.send.ptr != call.recv.ptr {
                 // SAFETY: the caller vouches for both. On a single rank they are equally long, and
                 // apart unless they are the same; on several ranks they are empty.
@@ -154,6 +151,15 @@ impl Core {
         }
     }
 
+    /// Has the next call in shared memory show whether the ranks of this host have made this one, which
+    /// does not use it.
+    #[inline]
+    fn count_in_window(&mut self, context: &OpContext<'_>) {
+        if let Some(window) = &mut self.window {
+            window.skip(context);
+        }
+    }
+
     /// Runs a collective in the chosen way.
     ///
     /// # Safety
@@ -166,7 +172,12 @@ impl Core {
             match (choice.algorithm, choice.between) {
                 (Algorithm::Window, _) => self.run_in_shared_memory(context, call),
                 (Algorithm::Hierarchical, Some(between)) => self.run_hierarchical(context, call, between),
-                (algorithm, _) => self.run_by_messages(context.clone(), call, algorithm),
+                (algorithm, _) => {
+                    // A message that no later call reads would not show that ranks of this host differ. The
+                    // next call in shared memory does.
+                    self.count_in_window(context);
+                    self.run_by_messages(context.clone(), call, algorithm)
+                }
             }
         }
     }

@@ -45,7 +45,7 @@ impl Window {
         }
     }
 
-    /// Counts an operation that exchanges nothing among the calls that the next one compares.
+    /// Counts an operation that does not use shared memory among the calls that the next one compares.
     pub(crate) fn skip(&mut self, context: &OpContext<'_>) {
         self.chain = Descriptor::chained(self.chain, context.fingerprint);
     }

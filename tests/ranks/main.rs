@@ -12,6 +12,7 @@ mod ddp;
 mod ddp_hooks;
 mod failures;
 mod join;
+mod mismatches;
 mod observe;
 mod shrink;
 mod start;
