@@ -130,6 +130,10 @@ pub mod plan {
     pub use crate::schedule::timing::{Method, Scenario, Simulated, simulate};
 }
 
+// For the program `kolo`, which writes reports where other users may write, too.
+#[doc(hidden)]
+pub use sys::{write_file, write_file_or_device};
+
 /// [security]: crate::security
 ///
 // The page has its own definition of this link, to a file. The first definition counts.

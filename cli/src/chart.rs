@@ -66,7 +66,7 @@ pub(crate) fn draw_over(axis: &Axis, title: &str, panels: &[(&str, Vec<Curve>)],
         }
         area.present()?;
     }
-    std::fs::write(file, text)?;
+    kolo::write_file_or_device(file, text.as_bytes())?;
     Ok(())
 }
 

@@ -24,5 +24,6 @@ pub(crate) fn check(json: Option<&Path>, plot: Option<&Path>) -> Result<(), Stri
 /// Writes figures as JSON.
 pub(crate) fn write_json(file: &Path, figures: &impl Serialize) -> Result<(), String> {
     let text = serde_json::to_string_pretty(figures).map_err(|error| error.to_string())?;
-    std::fs::write(file, text + "\n").map_err(|error| format!("{} cannot be written: {error}", file.display()))
+    kolo::write_file_or_device(file, (text + "\n").as_bytes())
+        .map_err(|error| format!("{} cannot be written: {error}", file.display()))
 }

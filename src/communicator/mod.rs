@@ -20,6 +20,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::bootstrap::admission::Job;
 use crate::config::WireDType;
@@ -233,7 +234,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::Setting`] if the file cannot be written. The communicator stays usable.
+    /// [`Error::Setting`] if the file cannot be written by [`Builder::timeout`]. The communicator
+    /// stays usable.
     ///
     /// ```
     /// # fn main() -> kolo::Result<()> {
@@ -249,7 +251,8 @@ impl Communicator {
     pub fn dump_trace(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let refuse = |error| Error::setting("path", path.display().to_string(), format!("a file that can be written: {error}"));
-        self.exec.state.recording.recorder().write(path, "call").map_err(refuse)
+        let state = &self.exec.state;
+        state.recording.recorder().write(path, "call", Instant::now() + state.info.timeout).map_err(refuse)
     }
 }
 

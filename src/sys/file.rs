@@ -11,6 +11,15 @@ pub(crate) enum NotOpened {
     Untrusted(String),
 }
 
+impl NotOpened {
+    pub(crate) fn into_error(self) -> io::Error {
+        match self {
+            NotOpened::System(error) => error,
+            NotOpened::Untrusted(why) => io::Error::new(io::ErrorKind::PermissionDenied, why),
+        }
+    }
+}
+
 /// Opens a file that this user owns and others cannot write. It does not follow a symbolic link or
 /// wait for a pipe. A file that it creates cannot be opened by others.
 pub(crate) fn open_own(options: &mut OpenOptions, path: &Path) -> Result<File, NotOpened> {

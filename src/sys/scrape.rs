@@ -101,8 +101,11 @@ impl Write for ScrapeStream {
 #[cfg(all(unix, not(miri)))]
 mod path {
     use std::io;
-    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+    use std::os::fd::OwnedFd;
+    use std::os::unix::fs::FileTypeExt;
     use std::path::{Path, PathBuf};
+
+    use rustix::fs::Mode;
 
     /// A Unix socket at a path, which is removed when this is dropped.
     pub(crate) struct PathListener {
@@ -115,24 +118,22 @@ mod path {
     impl PathListener {
         pub(super) fn bind(path: &str) -> io::Result<PathListener> {
             let path = std::path::absolute(path)?;
-            let socket = match mio::net::UnixListener::bind(&path) {
+            let socket = match listen(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_abandoned(&path) => {
                     std::fs::remove_file(&path)?;
-                    mio::net::UnixListener::bind(&path)?
+                    listen(&path)?
                 }
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_no_socket(&path) => {
                     return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is there"));
                 }
                 bound => bound?,
             };
-            let listener = PathListener { socket, path, owner: std::process::id() };
-            std::fs::set_permissions(&listener.path, std::fs::Permissions::from_mode(0o600))?;
-            Ok(listener)
+            Ok(PathListener { socket, path, owner: std::process::id() })
         }
 
         pub(super) fn accept(&self) -> io::Result<socket2::Socket> {
             let (stream, _) = self.socket.accept()?;
-            Ok(std::os::fd::OwnedFd::from(stream).into())
+            Ok(OwnedFd::from(stream).into())
         }
     }
 
@@ -143,6 +144,28 @@ mod path {
                 let _ = std::fs::remove_file(&self.path);
             }
         }
+    }
+
+    fn listen(path: &Path) -> io::Result<mio::net::UnixListener> {
+        let socket = bound(path)?;
+        socket.listen(128)?;
+        Ok(mio::net::UnixListener::from_std(OwnedFd::from(socket).into()))
+    }
+
+    /// Makes the socket at a path, to which only this user has a right. It does not listen yet: other
+    /// users could connect to one that listened before.
+    fn bound(path: &Path) -> io::Result<socket2::Socket> {
+        const OWN: Mode = Mode::RUSR.union(Mode::WUSR);
+        let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None)?;
+        socket.set_nonblocking(true)?;
+        // On Linux, the socket at the path has the rights of the socket itself.
+        #[cfg(target_os = "linux")]
+        rustix::fs::fchmod(&socket, OWN)?;
+        socket.bind(&socket2::SockAddr::unix(path)?)?;
+        #[cfg(not(target_os = "linux"))]
+        rustix::fs::chmodat(rustix::fs::CWD, path, OWN, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)
+            .inspect_err(|_| _ = std::fs::remove_file(path))?;
+        Ok(socket)
     }
 
     fn is_no_socket(path: &Path) -> bool {
@@ -159,5 +182,26 @@ mod path {
             socket.connect(&socket2::SockAddr::unix(path)?)
         };
         is_socket && connects().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use std::os::unix::fs::PermissionsExt;
+        use std::os::unix::net::UnixStream;
+
+        use super::*;
+
+        #[test]
+        fn no_other_user_has_a_right_to_a_socket_when_it_begins_to_listen() {
+            let path = std::env::temp_dir().join(format!("kolo-scrape-{}", std::process::id()));
+            let socket = bound(&path).unwrap();
+            let mode = path.metadata().unwrap().permissions().mode() & 0o777;
+            let before = UnixStream::connect(&path).map_err(|error| error.kind());
+            socket.listen(1).unwrap();
+            let after = UnixStream::connect(&path).map(drop);
+            std::fs::remove_file(&path).unwrap();
+            assert_eq!((mode, before.err()), (0o600, Some(io::ErrorKind::ConnectionRefused)));
+            after.unwrap();
+        }
     }
 }

@@ -5,8 +5,6 @@
 //! was short and small, the end equals the start.
 
 use std::fmt::{self, Write as _};
-use std::io;
-use std::path::Path;
 
 use super::log::Operation;
 use super::recorder::{Recorder, Recording, choice};
@@ -26,21 +24,8 @@ impl Recorder {
         format!("kolo-{job}-{:08x}-rank{}.json", self.who.run as u32, self.who.rank)
     }
 
-    /// Writes the records to a file. A failed write leaves no partial file.
-    pub(crate) fn write(&self, path: &Path, reason: &str) -> io::Result<()> {
-        let _one_at_a_time = self.writing.lock();
-        // A device or other special file is not replaced by a regular one.
-        if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
-            return std::fs::write(path, self.report(reason));
-        }
-        let mut part = path.as_os_str().to_owned();
-        part.push(format!(".{}.part", std::process::id()));
-        let part = Path::new(&part);
-        std::fs::write(part, self.report(reason))?;
-        std::fs::rename(part, path).inspect_err(|_| _ = std::fs::remove_file(part))
-    }
-
-    fn report(&self, reason: &str) -> String {
+    /// Returns the records as JSON.
+    pub(super) fn report(&self, reason: &str) -> String {
         let timeline = Timeline::up_to_now();
         let who = &self.who;
         let mut json = String::new();

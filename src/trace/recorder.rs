@@ -3,10 +3,11 @@
 //! The recorder is always on: every communicator has an [`OpLog`]. [`super::dump`] writes the
 //! files.
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -16,8 +17,11 @@ use super::traffic::LinkTable;
 use crate::error::{Error, Result};
 use crate::schedule::Algorithm;
 use crate::schedule::select::Choice;
-use crate::sys::{self, Timeline};
+use crate::sys::{self, NotOpened, Timeline};
 use crate::types::{Member, Rank};
+
+/// How long a failed operation waits for a file system to take what the recorder writes.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The operations of one communicator on one rank.
 pub(crate) struct Recording {
@@ -92,8 +96,6 @@ pub(crate) struct Recorder {
     /// The launcher's file for this process, and what the recorder has added to it last.
     failures: Option<(PathBuf, Mutex<Option<Told>>)>,
     recordings: Mutex<Vec<Weak<Recording>>>,
-    /// Held while a file is written.
-    pub(super) writing: Mutex<()>,
 }
 
 /// The recorders that write files at a signal.
@@ -103,7 +105,7 @@ impl Recorder {
     pub(crate) fn new(who: RankOfJob, folder: Option<PathBuf>, failures: Option<PathBuf>) -> Arc<Recorder> {
         Timeline::begin();
         let failures = failures.map(|file| (file, Mutex::default()));
-        let recorder = Arc::new(Recorder { who, folder, failures, recordings: Mutex::default(), writing: Mutex::default() });
+        let recorder = Arc::new(Recorder { who, folder, failures, recordings: Mutex::default() });
         let mut recorders = RECORDERS.lock();
         recorders.retain(|other| other.strong_count() > 0);
         recorders.push(Arc::downgrade(&recorder));
@@ -143,22 +145,39 @@ impl Recorder {
         let size = members.len();
         let named = culprit.map_or_else(String::new, |culprit| format!(" {culprit}"));
         let line = format!("{run:x} {rank}/{size}{named}\n");
-        // One call for the line, because other processes may write to the file.
-        let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
-        if let Err(error) = opened.and_then(|mut opened| opened.write_all(line.as_bytes())) {
+        let path = file.clone();
+        let append = move || {
+            let mut opened = sys::open_own(OpenOptions::new().append(true).create(true), &path).map_err(NotOpened::into_error)?;
+            // One call for the line, because other processes may write to the file.
+            opened.write_all(line.as_bytes())
+        };
+        if let Err(error) = write_by(Instant::now() + PATIENCE, file, append) {
             tracing::info!(%error, path = %file.display(), "cannot tell the launcher which rank the failure names");
         }
+    }
+
+    /// Writes the records to a file, or to the device or pipe that is at the path.
+    pub(crate) fn write(&self, path: &Path, reason: &str, deadline: Instant) -> io::Result<()> {
+        let (to, report) = (path.to_owned(), self.report(reason));
+        write_by(deadline, path, move || sys::write_file_or_device(&to, report.as_bytes()))
     }
 
     /// Writes a file to the folder, if there is one.
     fn leave(&self, reason: &str) {
         let Some(folder) = &self.folder else { return };
         let path = folder.join(self.file_name());
-        match self.write(&path, reason) {
+        let (to, report) = (path.clone(), self.report(reason));
+        match write_by(Instant::now() + PATIENCE, &path, move || sys::write_file(&to, report.as_bytes())) {
             Ok(()) => tracing::info!(path = %path.display(), "wrote the last operations of this rank"),
             Err(error) => tracing::warn!(%error, path = %path.display(), "cannot write the last operations of this rank"),
         }
     }
+}
+
+/// Writes to a path. Fails with `TimedOut` if its file system has not answered by the deadline.
+fn write_by(deadline: Instant, path: &Path, write: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(path).display();
+    sys::by_deadline(format!("write to {folder}"), deadline, sys::SILENT_FILE, write, |error| error)
 }
 
 /// Makes sure that files can be written to a folder, and has them written at SIGUSR1 if `on_signal`
@@ -168,7 +187,7 @@ pub(crate) fn prepare(folder: Option<&PathBuf>, on_signal: bool, deadline: Insta
         let refuse =
             |error| Error::setting("KOLO_TRACE_DIR", folder.display().to_string(), format!("a folder to write to: {error}"));
         let (kind, path) = (format!("create {}", folder.display()), folder.clone());
-        let create = move || std::fs::create_dir_all(path);
+        let create = move || sys::make_folder(&path);
         sys::by_deadline(kind, deadline, sys::SILENT_FILE, create, |error| error).map_err(refuse)?;
     }
     if !on_signal {
@@ -195,6 +214,44 @@ fn leave_all() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Another user of the machine can write to the folder, and has put something in place of the
+    /// file that a failure leaves.
+    #[cfg(all(unix, not(miri)))]
+    #[test]
+    fn what_another_user_has_planted_neither_stops_a_failure_nor_leads_it_elsewhere() {
+        let folder = std::env::temp_dir().join(format!("kolo-planted-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let victim = folder.join("victim");
+        std::fs::write(&victim, "theirs").unwrap();
+        let member = |rank: u32| Member { host: "here".into(), pid: rank };
+        let who = RankOfJob { job: "job".to_owned(), run: 7, rank: 1, members: vec![member(0), member(1)] };
+        let recorder = Recorder::new(who, Some(folder.clone()), None);
+        let (sender, failed) = std::sync::mpsc::channel();
+        let path = folder.join(recorder.file_name());
+        let link = |beside: String| std::os::unix::fs::symlink(&victim, format!("{}{beside}", path.display())).unwrap();
+        link(format!(".{}.part", std::process::id()));
+        let pipe = || {
+            let text = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+            // SAFETY: the text ends with a zero.
+            assert_eq!(unsafe { libc::mkfifo(text.as_ptr(), 0o666) }, 0);
+        };
+        for plant in [&pipe as &dyn Fn(), &|| link(String::new())] {
+            plant();
+            let (recorder, sender) = (recorder.clone(), sender.clone());
+            std::thread::spawn(move || {
+                let recording = recorder.open(1, 1, [0, 1].into());
+                recording.failed(&Error::Aborted { op: crate::types::Op::Barrier, seq: 1 });
+                sender.send(()).unwrap();
+            });
+            failed.recv_timeout(Duration::from_secs(60)).expect("the failure waits for what was planted");
+            assert!(path.symlink_metadata().unwrap().is_file());
+            assert!(std::fs::read_to_string(&path).unwrap().contains("\"reason\": \"error\""));
+            assert_eq!(std::fs::read(&victim).unwrap(), b"theirs");
+            std::fs::remove_file(&path).unwrap();
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 
     #[test]
     fn paths_lead_back() {

@@ -48,6 +48,14 @@ const OS_WORDS: [&str; 10] = [
     "std::os::",
 ];
 
+/// What creates a file or a folder, in code without spaces. What `OpenOptions` open is opened by
+/// `sys::open_own`.
+const CREATING: [&str; 5] = ["fs::write(", "File::create", "create_dir", "DirBuilder", ".create_new("];
+
+/// What creates files in folders that the program has made for itself.
+const IN_OWN_FOLDERS: [&str; 4] =
+    ["run/process/unix.rs", "run/process/windows.rs", "compare/contestant.rs", "compare/system/windows.rs"];
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -136,6 +144,34 @@ fn os_words_outside_sys(sources: &Sources) -> Vec<String> {
         .collect()
 }
 
+/// Every file that is created past `sys::write_file`, where another user may have planted a link or a
+/// pipe.
+fn creates_files(sources: &Sources) -> Vec<String> {
+    let is_allowed = |source: &&Source| {
+        let is_sys = source.module.first().is_some_and(|module| module == "sys");
+        // The folder that the user names for plots is the user's.
+        is_sys || IN_OWN_FOLDERS.contains(&source.file.as_str()) || source.file == "plan/plots.rs"
+    };
+    let others = sources.iter().filter(|source| !is_allowed(source));
+    others
+        .flat_map(|source| {
+            let code = without_documentation(&source.code);
+            let is_there = |word: &&&str| code.contains(**word) && !(**word == ".create_new(" && code.contains("open_own("));
+            CREATING.iter().filter(is_there).map(|word| format!("{} says {word}", source.file)).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+/// Code without its documentation, which may have examples.
+fn without_documentation(code: &str) -> String {
+    let (mut rest, mut kept) = (code, String::new());
+    while let Some((before, after)) = rest.split_once("#[doc=") {
+        kept += before;
+        rest = after.split_once("\"]").map_or("", |(_, rest)| rest);
+    }
+    kept + rest
+}
+
 /// Every use of cudarc but in `cuda`, and where users hand its streams and buffers over.
 fn cudarc_outside_cuda(sources: &Sources) -> Vec<String> {
     let is_allowed = |file: &str| {
@@ -188,6 +224,14 @@ fn only_sys_knows_the_operating_system() {
 }
 
 #[test]
+fn files_are_created_by_one_function() {
+    for folder in ["src", "capi/src", "cli/src"] {
+        let wrong = creates_files(&read(folder, 10));
+        assert!(wrong.is_empty(), "{folder}: write files by sys::write_file:\n{}", wrong.join("\n"));
+    }
+}
+
+#[test]
 fn only_cuda_and_its_public_face_know_cudarc() {
     let wrong = cudarc_outside_cuda(&read("src", 150));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -211,6 +255,7 @@ fn a_module_is_a_file_or_a_folder() {
 fn each_rule_finds_what_is_planted() {
     let clean = [
         ("lib.rs", "mod shm; mod engine; mod sys; mod cuda; pub use shm::flags::Flag;"),
+        ("ddp/buckets.rs", "/// std::fs::write(path, \"a\"); [\"\"]\npub fn f() {}"),
         ("sys.rs", "#[cfg(unix)] pub fn name() -> i32 { libc::getpid() }"),
         (
             "shm/mod.rs",
@@ -222,7 +267,7 @@ fn each_rule_finds_what_is_planted() {
         ("cuda/mod.rs", "pub use cudarc::driver::CudaStream;"),
         ("ddp/mod.rs", "pub struct Reducer;"),
     ];
-    let planted: [(Rule, &str, &str); 12] = [
+    let planted: [(Rule, &str, &str); 14] = [
         (imports_upwards, "shm/flags.rs", "use crate::ddp::Reducer;"),
         (imports_upwards, "shm/flags.rs", "fn f() { crate::ddp::Reducer; }"),
         (imports_upwards, "shm/flags.rs", "fn f() { println!(\"{}\", crate::ddp::COUNT); }"),
@@ -235,8 +280,10 @@ fn each_rule_finds_what_is_planted() {
         (take_all_from_above, "shm/flags.rs", "mod inner { use super::super::*; }"),
         (os_words_outside_sys, "shm/flags.rs", "fn f(error: std::io::Error) { error.raw_os_error(); if cfg!(windows) {} }"),
         (cudarc_outside_cuda, "shm/flags.rs", "use cudarc::driver::CudaStream;"),
+        (creates_files, "shm/flags.rs", "fn f() { std::fs::write(path, text).unwrap(); }"),
+        (creates_files, "shm/flags.rs", "fn f() { std::fs::create_dir_all(path).unwrap(); }"),
     ];
-    for rule in [imports_upwards, circles, take_all_from_above, os_words_outside_sys, cudarc_outside_cuda] {
+    for rule in [imports_upwards, circles, take_all_from_above, os_words_outside_sys, cudarc_outside_cuda, creates_files] {
         assert_eq!(rule(&Sources::parse(clean)), [""; 0]);
     }
     for (rule, file, text) in planted {

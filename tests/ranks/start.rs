@@ -554,11 +554,14 @@ struct SilentFiles {
 #[cfg(target_os = "linux")]
 impl SilentFiles {
     fn mount() -> Option<SilentFiles> {
+        SilentFiles::mount_at(temporary())
+    }
+
+    fn mount_at(path: PathBuf) -> Option<SilentFiles> {
         use std::os::fd::AsRawFd;
 
         let server = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").ok()?;
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
-        let path = temporary();
         // When the server is closed, waiting calls return an error.
         Some(SilentFiles { _mount: Mount::new(&path, "fuse", 0, &options)?, path, _server: server })
     }
@@ -571,7 +574,7 @@ struct Mount(std::ffi::CString);
 #[cfg(target_os = "linux")]
 impl Mount {
     fn new(path: &std::path::Path, kind: &str, flags: libc::c_ulong, options: &str) -> Option<Mount> {
-        std::fs::create_dir(path).unwrap();
+        std::fs::create_dir_all(path).unwrap();
         let [kind, target, options] = [kind, path.to_str().unwrap(), options].map(|text| std::ffi::CString::new(text).unwrap());
         // SAFETY: all texts end with a zero and live until the call returns.
         let result = unsafe { libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, options.as_ptr().cast()) };
@@ -692,6 +695,35 @@ fn a_hung_file_system_ends_the_start_at_its_deadline() {
         let error = builder(1).store(format!("hash://{}", fresh())).tls(ca, certificate, key).connect().unwrap_err().to_string();
         assert!(error.contains("KOLO_TLS_") && error.contains("did not answer in time"), "{error}");
     }
+}
+
+/// The folder for the records of an operation stops answering before the operation fails.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_failure_does_not_wait_for_a_hung_file_system() {
+    let folder = temporary();
+    let url = format!("hash://{}", fresh());
+    let mut comms: Vec<_> = connect(2, |_, builder| builder.store(&url).trace_dir(&folder).timeout(common::DEADLINE))
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
+    let Some(_files) = SilentFiles::mount_at(folder.clone()).filter(|_| is_root()) else {
+        _ = std::fs::remove_dir(&folder);
+        return common::not_run("a_failure_does_not_wait_for_a_hung_file_system; it needs root and /dev/fuse");
+    };
+    let (sender, ended) = std::sync::mpsc::channel();
+    let survivor = comms.remove(0);
+    std::thread::spawn(move || {
+        let error = survivor.barrier().unwrap_err();
+        assert_eq!(error.culprit(), Some(1), "{error}");
+        let error = survivor.dump_trace(folder.join("trace.json"));
+        drop(survivor);
+        sender.send(error.map_err(|error| error.to_string())).unwrap();
+    });
+    drop(comms);
+    let dumped = ended.recv_timeout(common::PATIENCE).expect("the failure waits for the file system");
+    let error = dumped.expect_err("nothing answers");
+    assert!(error.contains("did not answer in time"), "{error}");
 }
 
 /// Tests how `kolo run` and `kolo doctor` read a secret file that hangs, in another process with

@@ -10,6 +10,7 @@ use super::arguments::Subject;
 use super::contestant::Contestant;
 use super::system::{Listener, Stream};
 use crate::random::{hexadecimal, random};
+use crate::run::process::make_private_folder;
 
 /// How long a contestant may take to start. PyTorch is slow to start.
 pub(super) const START: Duration = Duration::from_secs(120);
@@ -180,7 +181,7 @@ pub(super) struct Folder(PathBuf);
 impl Folder {
     pub(super) fn new() -> Result<Folder, String> {
         let path = std::env::temp_dir().join(format!("kolo-compare-{}", hexadecimal(&random::<8>()?)));
-        std::fs::create_dir(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        make_private_folder(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         Ok(Folder(path))
     }
 

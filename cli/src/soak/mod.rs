@@ -201,8 +201,9 @@ impl Arena {
         // From now on, a signal ends the soak in order, so that its folder is removed.
         let (sender, signals) = unbounded();
         process::watch_signals(&sender).map_err(|error| format!("cannot watch for signals: {error}"))?;
-        let folder = std::env::temp_dir().join(format!("kolo-soak-{seed}-{}", std::process::id()));
-        std::fs::create_dir_all(folder.join("traces"))
+        let folder = std::env::temp_dir().join(format!("kolo-soak-{seed}-{}", hexadecimal(&random::<8>()?)));
+        process::make_private_folder(&folder)
+            .and_then(|()| process::make_private_folder(&folder.join("traces")))
             .map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
         Ok(Arena {
             folder,

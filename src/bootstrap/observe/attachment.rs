@@ -5,7 +5,7 @@
 //! machine writes one after the rendezvous, and removes it when it ends.
 
 use std::fs::OpenOptions;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::bootstrap::identity::{Identity, Run};
@@ -73,7 +73,7 @@ impl Attachment {
 
     /// Reads a file, which must belong to this user and be closed to others.
     pub(in crate::bootstrap) fn read(path: &Path) -> io::Result<Attachment> {
-        let file = sys::open_own(OpenOptions::new().read(true), path).map_err(not_opened)?;
+        let file = sys::open_own(OpenOptions::new().read(true), path).map_err(NotOpened::into_error)?;
         if sys::is_open_to_others(&file)? {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "other users can open it"));
         }
@@ -88,20 +88,8 @@ impl Attachment {
         let letter = |letter: char| if letter.is_ascii_alphanumeric() || "-_.".contains(letter) { letter } else { '_' };
         let job: String = self.job.chars().map(letter).take(64).collect();
         let path = folder.join(format!("kolo-{job}-{}-rank{rank}{SUFFIX}", hexadecimal(&self.run[..4])));
-        let mut part = path.clone().into_os_string();
-        part.push(".part");
-        let part = Path::new(&part);
-        let mut file = sys::open_own(OpenOptions::new().write(true).create_new(true), part).map_err(not_opened)?;
-        let written = file.write_all(&self.encode()).and_then(|()| std::fs::rename(part, &path));
-        written.inspect_err(|_| _ = std::fs::remove_file(part))?;
+        sys::write_file(&path, &self.encode())?;
         Ok(AttachmentFile { path, owner: std::process::id() })
-    }
-}
-
-fn not_opened(problem: NotOpened) -> io::Error {
-    match problem {
-        NotOpened::System(error) => error,
-        NotOpened::Untrusted(why) => io::Error::new(io::ErrorKind::PermissionDenied, why),
     }
 }
 

@@ -2,18 +2,16 @@
 //! uses, which takes a fraction of a second.
 //!
 //! The name of a file is a digest of everything that its content depends on, so a file is never
-//! stale. The file begins with a checksum of the rest, so a damaged file is compiled again. It is
-//! written under another name and then renamed: ranks that start at once each write the same file,
-//! and none reads half of it. If the folder cannot be written, a process logs a warning and
+//! stale. The file begins with a checksum of the rest, so a damaged file is compiled again. Ranks that
+//! start at once each write the same file, and none reads half of it. If the folder cannot be written, a process logs a warning and
 //! compiles.
 
-use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use sha2::{Digest, Sha256};
 
+use crate::sys;
 use crate::wire::hexadecimal;
 
 /// Bytes of the checksum.
@@ -32,14 +30,15 @@ pub(super) fn name(parts: &[&str]) -> String {
 
 /// Returns the content of a file, if the file exists and is intact.
 pub(super) fn load(path: &Path) -> Option<Vec<u8>> {
-    let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
+    let mut bytes = Vec::new();
+    match sys::open_regular(path).and_then(|mut file| file.read_to_end(&mut bytes)) {
+        Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         Err(error) => {
             tracing::warn!("cannot read {}: {error}; the kernels are compiled again", path.display());
             return None;
         }
-    };
+    }
     let (sum, content) = bytes.split_at_checked(SUM)?;
     if sum != &Sha256::digest(content)[..] {
         tracing::warn!("{} is damaged; the kernels are compiled again", path.display());
@@ -59,21 +58,6 @@ pub(super) fn store(path: &Path, content: &[u8]) {
 }
 
 fn try_store(path: &Path, content: &[u8]) -> io::Result<()> {
-    // The random number tells apart processes with the same id in different namespaces, the counter
-    // threads of one process.
-    static WRITTEN: AtomicU32 = AtomicU32::new(0);
-    let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
-    let folder = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(folder)?;
-    let beside = path.with_extension(format!("{}-{number}-{:08x}.new", std::process::id(), random()?));
-    let written = fs::write(&beside, [&Sha256::digest(content)[..], content].concat()).and_then(|()| fs::rename(&beside, path));
-    if written.is_err() {
-        // The file may not exist.
-        _ = fs::remove_file(&beside);
-    }
-    written
-}
-
-fn random() -> io::Result<u32> {
-    getrandom::u32().map_err(io::Error::other)
+    sys::make_folder(path.parent().unwrap_or(Path::new(".")))?;
+    sys::write_file(path, &[&Sha256::digest(content)[..], content].concat())
 }

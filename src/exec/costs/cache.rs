@@ -4,7 +4,6 @@
 //! A folder on a network may not answer, so a thread of its own reads and writes it, and nothing
 //! waits for that thread for long.
 
-use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
@@ -14,6 +13,7 @@ use parking_lot::Mutex;
 
 use crate::config;
 use crate::schedule::select::LinkCost;
+use crate::sys;
 
 /// Where the two hosts of a pair are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,7 +193,9 @@ impl MeasuredCosts {
 /// Returns what the file says; nothing if it cannot be read or is not of this version.
 fn read(path: &Path) -> Vec<MeasuredCosts> {
     let mut text = String::new();
-    let Ok(_) = fs::File::open(path).and_then(|file| file.take(MOST_BYTES).read_to_string(&mut text)) else { return Vec::new() };
+    let Ok(_) = sys::open_regular(path).and_then(|file| file.take(MOST_BYTES).read_to_string(&mut text)) else {
+        return Vec::new();
+    };
     let mut lines = text.lines();
     if lines.next() != Some(TITLE) {
         return Vec::new();
@@ -201,21 +203,17 @@ fn read(path: &Path) -> Vec<MeasuredCosts> {
     lines.filter_map(MeasuredCosts::parse).take(MOST_ENTRIES).collect()
 }
 
-/// Writes the file under another name and renames it, so that no process reads half of it.
+/// Writes the file, and its folder if that is missing.
 fn write(path: &Path, known: &[MeasuredCosts]) -> io::Result<()> {
-    fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
-    let beside = path.with_extension(format!("{}-{:08x}.new", std::process::id(), getrandom::u32().map_err(io::Error::other)?));
+    sys::make_folder(path.parent().unwrap_or(Path::new(".")))?;
     let lines: String = known.iter().map(MeasuredCosts::line).collect();
-    let written = fs::write(&beside, format!("{TITLE}\n{lines}")).and_then(|()| fs::rename(&beside, path));
-    if written.is_err() {
-        // The file may not exist.
-        _ = fs::remove_file(&beside);
-    }
-    written
+    sys::write_file(path, format!("{TITLE}\n{lines}").as_bytes())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn entry(to: &str, seconds: u64) -> MeasuredCosts {
