@@ -188,7 +188,7 @@ fn store(launch: Option<&Launch>) -> Option<StoreUrl> {
 
 fn interfaces() -> Finding {
     const SUBJECT: &str = "interfaces";
-    match if_addrs::get_if_addrs() {
+    match sys::above_standard(if_addrs::get_if_addrs) {
         Ok(interfaces) if interfaces.is_empty() => {
             Finding::failure(SUBJECT, "this machine has none, not even loopback", "bring one up: ip link set lo up")
         }
@@ -223,9 +223,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 fn ports(chosen: &Chosen) -> Finding {
     const SUBJECT: &str = "ports";
     let connect = || -> io::Result<u16> {
-        let listener = TcpListener::bind((chosen.ip, 0))?;
+        let listener = sys::above_standard(|| TcpListener::bind((chosen.ip, 0)))?;
         let address = listener.local_addr()?;
-        drop(TcpStream::connect_timeout(&address, PATIENCE)?);
+        drop(sys::above_standard(|| TcpStream::connect_timeout(&address, PATIENCE))?);
         Ok(address.port())
     };
     match connect() {
@@ -240,7 +240,8 @@ fn ports(chosen: &Chosen) -> Finding {
 
 /// Opens a port for a moment, at a name that is resolved by the deadline.
 fn bind(host: &str, port: u16, deadline: Instant) -> io::Result<()> {
-    TcpListener::bind(&*sys::resolve(host, port, deadline)?).map(drop)
+    let addresses = sys::resolve(host, port, deadline)?;
+    sys::above_standard(|| TcpListener::bind(&*addresses)).map(drop)
 }
 
 /// Checks that rank 0 can serve the store. The other ranks cannot check before rank 0 has started.

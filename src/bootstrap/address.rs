@@ -84,7 +84,7 @@ fn towards(host: &str, port: u16, deadline: Instant) -> Option<Chosen> {
 fn route(target: SocketAddr) -> Option<IpAddr> {
     let any: SocketAddr =
         if target.is_ipv4() { (Ipv4Addr::UNSPECIFIED, 0).into() } else { (std::net::Ipv6Addr::UNSPECIFIED, 0).into() };
-    let socket = UdpSocket::bind(any).ok()?;
+    let socket = sys::above_standard(|| UdpSocket::bind(any)).ok()?;
     socket.connect(target).ok()?;
     Some(socket.local_addr().ok()?.ip())
 }
@@ -118,7 +118,7 @@ fn filtered(filter: &str, interfaces: &[Interface]) -> Result<Chosen> {
 }
 
 fn interfaces() -> Result<Vec<Interface>> {
-    if_addrs::get_if_addrs().map_err(Error::os("listing network interfaces"))
+    sys::above_standard(if_addrs::get_if_addrs).map_err(Error::os("listing network interfaces"))
 }
 
 /// Returns the addresses of the rails that a filter admits, one for each interface. They are at least
@@ -184,7 +184,7 @@ pub(crate) fn networks() -> Vec<(IpAddr, u32)> {
         if_addrs::IfAddr::V4(address) => (address.ip.into(), address.prefixlen.into()),
         if_addrs::IfAddr::V6(address) => (address.ip.into(), address.prefixlen.into()),
     };
-    if_addrs::get_if_addrs().map_or_else(|_| Vec::new(), |interfaces| interfaces.iter().map(of).collect())
+    sys::above_standard(if_addrs::get_if_addrs).map_or_else(|_| Vec::new(), |interfaces| interfaces.iter().map(of).collect())
 }
 
 fn none_admitted(setting: &str, filter: &str, interfaces: &[Interface]) -> Error {

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use mio::Waker;
-
 use super::frame::Inbox;
 use super::in_flight::InFlight;
 use super::job::{Active, Job};
@@ -15,7 +13,7 @@ use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::{Error, Result};
 use crate::failure::OpContext;
 use crate::schedule::{BufferRef, Span};
-use crate::sys::Patience;
+use crate::sys::{Patience, Waker};
 use crate::transport::{Mesh, NoLink};
 use crate::types::Rank;
 

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mio::{Registry, Token, Waker};
+use mio::{Registry, Token};
 
 use super::frame::{Frame, HEADER, Kind};
 use super::{Engine, Job};
@@ -12,7 +12,7 @@ use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::error::{Cause, Error, Result};
 use crate::failure::{CommInfo, OpContext};
 use crate::schedule::{Algorithm, Blocks, Problem, Racks, steps};
-use crate::sys::Patience;
+use crate::sys::{Patience, Waker};
 use crate::transport::memory::{Hub, MemoryOpener};
 use crate::transport::{Link, Mesh, NoLink, Opener};
 use crate::types::{DType, Descriptor, Member, Op, Rank};

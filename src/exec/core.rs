@@ -4,8 +4,6 @@
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-use mio::Waker;
-
 use super::call::Call;
 use super::device_state::Devices;
 use crate::bootstrap::fabric::Fabric;
@@ -16,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::schedule::Algorithm;
 use crate::schedule::select::{Choice, Layout, has_window, select};
 use crate::shm::Window;
-use crate::sys::Patience;
+use crate::sys::{Patience, Waker};
 use crate::trace::Recording;
 use crate::transport::Mesh;
 use crate::types::{Op, Rank};

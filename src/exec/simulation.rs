@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mio::{Registry, Token, Waker};
+use mio::{Registry, Token};
 use parking_lot::Mutex;
 
 use crate::buffer::{RawSlice, RawSliceMut};
@@ -19,7 +19,7 @@ use crate::failure::{CommInfo, OpContext};
 use crate::failure::{CommStatus, ControlChannel, Query, QueryError, Reply, StatusBoard, agree_on_report};
 use crate::reduce::Kernel;
 use crate::schedule::{Algorithm, Blocks, Problem, Racks, steps};
-use crate::sys::Patience;
+use crate::sys::{Patience, Waker};
 use crate::trace::{RankOfJob, Recorder};
 use crate::transport::memory::{Hub, MemoryOpener};
 use crate::transport::{Link, Mesh, NoLink, Opener};

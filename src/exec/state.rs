@@ -3,7 +3,6 @@
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use mio::Waker;
 use parking_lot::Mutex;
 
 use super::call::Call;
@@ -19,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::failure::{self, CommInfo, CommStatus};
 use crate::schedule::select::{Choice, Layout};
 use crate::shm::Pool;
-use crate::sys;
+use crate::sys::{self, Waker};
 use crate::trace::Recording;
 use crate::types::{Descriptor, Op};
 

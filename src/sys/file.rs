@@ -4,6 +4,8 @@ use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io;
 use std::path::Path;
 
+use super::above_standard;
+
 /// Why a file was not opened.
 pub(crate) enum NotOpened {
     System(io::Error),
@@ -28,7 +30,7 @@ pub(crate) fn open_own(options: &mut OpenOptions, path: &Path) -> Result<File, N
         use std::os::unix::fs::OpenOptionsExt;
         options.mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC);
     }
-    let file = options.open(path).map_err(|error| match error.kind() {
+    let file = above_standard(|| options.open(path)).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists => NotOpened::System(error),
         // A link, or a file of another user, explains the error better.
         _ => match path.symlink_metadata().ok().and_then(|metadata| distrust(&metadata)) {

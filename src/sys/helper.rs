@@ -106,7 +106,7 @@ pub(crate) fn resolve(host: &str, port: u16, deadline: Instant) -> io::Result<Ve
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, port)]);
     }
-    resolve_by(deadline, host, port, |host, port| Ok((host, port).to_socket_addrs()?.collect()))
+    resolve_by(deadline, host, port, |host, port| Ok(super::above_standard(|| (host, port).to_socket_addrs())?.collect()))
 }
 
 fn resolve_by(

@@ -7,6 +7,7 @@
 
 mod advice;
 mod clock;
+mod descriptor;
 #[cfg(any(not(any(target_os = "linux", windows)), kolo_posix, miri))]
 mod doze;
 #[cfg(any(not(target_os = "linux"), kolo_posix, test))]
@@ -18,6 +19,7 @@ mod helper;
 mod new_file;
 #[cfg(all(feature = "cuda", any(not(target_os = "linux"), miri)))]
 mod no_lent_file;
+mod poll;
 mod process;
 mod processor;
 mod region;
@@ -51,6 +53,7 @@ use portable as platform;
 
 pub(crate) use advice::{LOCAL_CONNECTIONS, MORE_MEMORY, READING, READING_CALL, how_to_remove};
 pub(crate) use clock::{Timeline, clock_identity, monotonic, ticks, wall};
+pub(crate) use descriptor::above_standard;
 #[cfg(feature = "cuda")]
 pub(crate) use facts::loaded_libraries;
 pub(crate) use facts::{Cuda, address_space_limit, clock_source, descriptor_limit, may_have_devices, probe_cuda, reading_policy};
@@ -72,6 +75,7 @@ pub(crate) use platform::{
     LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_no_process, is_stopped, port_holder,
     process_namespace, read_process, sleep_on, wake_all,
 };
+pub(crate) use poll::{Poll, Waker};
 pub(crate) use process::Process;
 pub(crate) use processor::{move_thread, processor};
 pub(crate) use region::{PageSize, Region};

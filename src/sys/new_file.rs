@@ -5,6 +5,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 
+use super::above_standard;
+
 /// Writes a file that only this user can open, in place of what is at the path. A process that
 /// reads it meanwhile reads the former file or the whole new one. A failed write leaves no partial
 /// file.
@@ -30,7 +32,7 @@ pub fn write_file_or_device(path: &Path, content: &[u8]) -> io::Result<()> {
     options.write(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK | libc::O_NOCTTY);
-    let mut file = options.open(path)?;
+    let mut file = above_standard(|| options.open(path))?;
     if file.metadata()?.is_file() {
         return Err(io::Error::other("it was a device or a pipe, and is a file now"));
     }
@@ -49,7 +51,7 @@ fn create(path: &Path) -> io::Result<File> {
         use std::os::unix::fs::OpenOptionsExt;
         options.mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     }
-    let file = options.open(path)?;
+    let file = above_standard(|| options.open(path))?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
 }
 
@@ -69,7 +71,7 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     options.read(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
-    let file = options.open(path)?;
+    let file = above_standard(|| options.open(path))?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
 }
 

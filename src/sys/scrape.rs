@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use mio::{Interest, Registry, Token};
 
+use super::above_standard;
+
 #[cfg(all(unix, not(miri)))]
 use self::path::PathListener;
 
@@ -19,7 +21,7 @@ pub(crate) enum ScrapeListener {
 impl ScrapeListener {
     /// Listens at an address. Returns the address, too, because the system chooses port 0.
     pub(crate) fn at_address(address: SocketAddr) -> io::Result<(ScrapeListener, SocketAddr)> {
-        let listener = mio::net::TcpListener::bind(address)?;
+        let listener = above_standard(|| mio::net::TcpListener::bind(address))?;
         let address = listener.local_addr()?;
         Ok((ScrapeListener::Tcp(listener), address))
     }
@@ -48,11 +50,10 @@ impl ScrapeListener {
     /// none.
     pub(crate) fn accept(&self, patience: Duration) -> io::Result<ScrapeStream> {
         let socket = match self {
-            ScrapeListener::Tcp(listener) => {
-                listener.accept().map(|(stream, _)| socket2::Socket::from(std::net::TcpStream::from(stream)))?
-            }
+            ScrapeListener::Tcp(listener) => above_standard(|| listener.accept())
+                .map(|(stream, _)| socket2::Socket::from(std::net::TcpStream::from(stream)))?,
             #[cfg(all(unix, not(miri)))]
-            ScrapeListener::Path(listener) => listener.accept()?,
+            ScrapeListener::Path(listener) => listener.accept_next()?,
         };
         socket.set_nonblocking(false)?;
         #[cfg(target_vendor = "apple")]
@@ -107,6 +108,8 @@ mod path {
 
     use rustix::fs::Mode;
 
+    use crate::sys::above_standard;
+
     /// A Unix socket at a path, which is removed when this is dropped.
     pub(crate) struct PathListener {
         pub(super) socket: mio::net::UnixListener,
@@ -131,8 +134,8 @@ mod path {
             Ok(PathListener { socket, path, owner: std::process::id() })
         }
 
-        pub(super) fn accept(&self) -> io::Result<socket2::Socket> {
-            let (stream, _) = self.socket.accept()?;
+        pub(super) fn accept_next(&self) -> io::Result<socket2::Socket> {
+            let (stream, _) = above_standard(|| self.socket.accept())?;
             Ok(OwnedFd::from(stream).into())
         }
     }
@@ -156,7 +159,7 @@ mod path {
     /// users could connect to one that listened before.
     fn bound(path: &Path) -> io::Result<socket2::Socket> {
         const OWN: Mode = Mode::RUSR.union(Mode::WUSR);
-        let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None)?;
+        let socket = above_standard(|| socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None))?;
         socket.set_nonblocking(true)?;
         // On Linux, the socket at the path has the rights of the socket itself.
         #[cfg(target_os = "linux")]
@@ -177,7 +180,7 @@ mod path {
         let is_socket = path.symlink_metadata().is_ok_and(|metadata| metadata.file_type().is_socket());
         // A process that accepts nothing still listens: a connection does not wait for it.
         let connects = || {
-            let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None)?;
+            let socket = above_standard(|| socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None))?;
             socket.set_nonblocking(true)?;
             socket.connect(&socket2::SockAddr::unix(path)?)
         };

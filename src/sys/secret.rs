@@ -19,7 +19,7 @@ pub(crate) fn read_secret_file(path: &Path) -> io::Result<String> {
     // Without this flag, opening a pipe would wait for its other end.
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
-    let file = options.open(path)?;
+    let file = super::above_standard(|| options.open(path))?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(io::Error::other("it is not a regular file"));

@@ -13,7 +13,7 @@ pub(crate) fn on_user_signal(action: fn()) -> io::Result<()> {
     use std::os::unix::net::UnixStream;
     use std::sync::atomic::Ordering;
 
-    let (mut receiver, sender) = UnixStream::pair()?;
+    let (mut receiver, sender) = super::above_standard(UnixStream::pair)?;
     sender.set_nonblocking(true)?;
     std::thread::Builder::new().name("kolo-trace".to_owned()).spawn(move || {
         let mut bytes = [0; 64];

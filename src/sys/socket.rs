@@ -4,12 +4,13 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::ops::RangeInclusive;
 
+use super::above_standard;
 use crate::buffer::{RawSlice, RawSliceMut};
 
 /// Listens at an address. Connections of a former run do not block its port, but a living server
 /// does.
 pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+    let socket = new_socket(socket2::Domain::for_address(address))?;
     #[cfg(unix)]
     socket.set_reuse_address(true)?;
     #[cfg(windows)]
@@ -35,7 +36,7 @@ fn keep_to_this_process(socket: &socket2::Socket) -> io::Result<()> {
 
 /// Listens at a port of the system's choice.
 pub(crate) fn listen_anywhere(ip: IpAddr) -> io::Result<TcpListener> {
-    if cfg!(windows) { listen((ip, 0).into()) } else { TcpListener::bind((ip, 0)) }
+    if cfg!(windows) { listen((ip, 0).into()) } else { above_standard(|| TcpListener::bind((ip, 0))) }
 }
 
 /// Listens at a free port of a range. The last ones are tried first: a launcher's store takes one of
@@ -54,7 +55,7 @@ pub(crate) fn listen_within(ip: IpAddr, ports: &RangeInclusive<u16>) -> io::Resu
 /// the route to the peer chooses the interface through which the packets leave, and not their source
 /// address, unless a rule of the routing says otherwise. The socket does not block.
 pub(crate) fn connect_from(from: IpAddr, to: SocketAddr) -> io::Result<std::net::TcpStream> {
-    let socket = socket2::Socket::new(socket2::Domain::for_address(to), socket2::Type::STREAM, None)?;
+    let socket = new_socket(socket2::Domain::for_address(to))?;
     socket.set_nonblocking(true)?;
     socket.bind(&SocketAddr::new(from, 0).into())?;
     match socket.connect(&to.into()) {
@@ -79,7 +80,7 @@ pub(crate) fn asks_about_listeners() -> bool {
 
 /// Returns this machine's loopback address if `ip` is one of its own addresses; otherwise `ip`.
 pub(crate) fn own_loopback(ip: IpAddr) -> IpAddr {
-    let is_own = ip.is_unspecified() || UdpSocket::bind((ip, 0)).is_ok();
+    let is_own = ip.is_unspecified() || above_standard(|| UdpSocket::bind((ip, 0))).is_ok();
     match ip {
         _ if ip.is_loopback() || !is_own => ip,
         IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -121,7 +122,11 @@ pub(crate) fn limit_unsent(_: &socket2::Socket, _: u32) -> io::Result<()> {
 
 /// Returns a TCP socket that is not connected.
 pub(crate) fn tcp_socket() -> io::Result<socket2::Socket> {
-    socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)
+    new_socket(socket2::Domain::IPV4)
+}
+
+fn new_socket(domain: socket2::Domain) -> io::Result<socket2::Socket> {
+    above_standard(|| socket2::Socket::new(domain, socket2::Type::STREAM, None))
 }
 
 /// Returns the congestion control of a connection; `None` if the system does not say.
@@ -297,7 +302,8 @@ pub(crate) fn resource_shortage() -> Option<io::Error> {
 /// Returns the error if this process cannot open `sockets` more sockets because it, or the machine,
 /// lacks a resource.
 pub(crate) fn shortage_of(sockets: usize) -> Option<io::Error> {
-    let opened: io::Result<Vec<UdpSocket>> = (0..sockets).map(|_| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))).collect();
+    let open = |_| above_standard(|| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)));
+    let opened: io::Result<Vec<UdpSocket>> = (0..sockets).map(open).collect();
     opened.err().filter(is_resource_shortage)
 }
 

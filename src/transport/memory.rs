@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-use mio::{Registry, Token, Waker};
+use mio::{Registry, Token};
 use parking_lot::Mutex;
 
 use super::ring;
 use super::ring_link::{PeerWaker, RingLink};
 use super::{Link, NoLink, Opener};
-use crate::sys::Region;
+use crate::sys::{Region, Waker};
 use crate::types::Rank;
 
 /// Bytes of one ring.

@@ -5,10 +5,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mio::{Events, Poll, Registry, Token, Waker};
+use mio::{Events, Registry, Token};
 
 use super::Link;
 use crate::error::Cause;
+use crate::sys::{Poll, Waker};
 use crate::trace::LinkTable;
 use crate::types::Rank;
 
@@ -65,7 +66,7 @@ const WAKER: Token = Token(usize::MAX);
 impl Mesh {
     pub(crate) fn new(world: usize, mut opener: Box<dyn Opener>) -> io::Result<Mesh> {
         let poll = Poll::new()?;
-        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        let waker = Arc::new(Waker::new(&poll, WAKER)?);
         opener.attach(waker.clone());
         let links = std::iter::repeat_with(|| None).take(world).collect();
         Ok(Mesh { links, opener, poll, events: Events::with_capacity(64), waker, table: Arc::default() })

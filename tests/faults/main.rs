@@ -89,6 +89,7 @@ const TESTS: &[runner::Test] = &[
     ("row_61_ended_in_a_message", processes::ended_in_a_message),
     ("row_67_no_thread", system::no_thread),
     ("row_68_no_memory_on_one_rank", system::no_memory_on_one_rank),
+    ("row_70_closed_standard_descriptors", system::closed_standard),
     ("survivors_go_on", processes::survivors_go_on),
     ("a_receive_from_any_rank_names_the_killed_rank", processes::any_names_the_killed),
     ("a_part_fails_and_the_whole_shrinks", processes::part_fails),

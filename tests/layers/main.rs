@@ -52,6 +52,31 @@ const OS_WORDS: [&str; 10] = [
 /// `sys::open_own`.
 const CREATING: [&str; 5] = ["fs::write(", "File::create", "create_dir", "DirBuilder", ".create_new("];
 
+/// What makes descriptors that stay open or are written to, in code without spaces.
+const MAKING_DESCRIPTORS: [&str; 21] = [
+    "mio::Poll::new",
+    "mio::Waker::new(",
+    "TcpListener::bind(",
+    "TcpStream::connect(",
+    "TcpStream::connect_timeout(",
+    "UdpSocket::bind(",
+    "UnixListener::bind",
+    "UnixStream::connect",
+    "UnixStream::pair",
+    "Socket::new(",
+    ".accept()",
+    ".try_clone()",
+    "recvmsg(&self",
+    "memfd_create(\"",
+    "pidfd_open(pid",
+    "kqueue)",
+    "shm::open(",
+    "options.open(",
+    "get_if_addrs",
+    "to_socket_addrs(",
+    "get_connection",
+];
+
 /// What creates files in folders that the program has made for itself.
 const IN_OWN_FOLDERS: [&str; 4] =
     ["run/process/unix.rs", "run/process/windows.rs", "compare/contestant.rs", "compare/system/windows.rs"];
@@ -172,6 +197,21 @@ fn without_documentation(code: &str) -> String {
     kept + rest
 }
 
+/// Every file that makes more descriptors than it keeps away from the numbers of standard input,
+/// output and error.
+fn makes_standard_descriptors(sources: &Sources) -> Vec<String> {
+    // Their standard input, output and error are no numbers.
+    let others = sources.iter().filter(|source| !source.module.iter().any(|module| module == "windows"));
+    others
+        .filter_map(|source| {
+            let code = without_documentation(&source.code);
+            let count = |word: &str| code.matches(word).count();
+            let (makes, kept) = (MAKING_DESCRIPTORS.iter().map(|word| count(word)).sum::<usize>(), count("above_standard("));
+            (makes > kept).then(|| format!("{}: {makes} and {kept}", source.file))
+        })
+        .collect()
+}
+
 /// Every use of cudarc but in `cuda`, and where users hand its streams and buffers over.
 fn cudarc_outside_cuda(sources: &Sources) -> Vec<String> {
     let is_allowed = |file: &str| {
@@ -232,6 +272,12 @@ fn files_are_created_by_one_function() {
 }
 
 #[test]
+fn descriptors_have_numbers_above_the_standard_ones() {
+    let wrong = makes_standard_descriptors(&read("src", 150));
+    assert!(wrong.is_empty(), "make descriptors within sys::above_standard:\n{}", wrong.join("\n"));
+}
+
+#[test]
 fn only_cuda_and_its_public_face_know_cudarc() {
     let wrong = cudarc_outside_cuda(&read("src", 150));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -267,7 +313,7 @@ fn each_rule_finds_what_is_planted() {
         ("cuda/mod.rs", "pub use cudarc::driver::CudaStream;"),
         ("ddp/mod.rs", "pub struct Reducer;"),
     ];
-    let planted: [(Rule, &str, &str); 14] = [
+    let planted: [(Rule, &str, &str); 15] = [
         (imports_upwards, "shm/flags.rs", "use crate::ddp::Reducer;"),
         (imports_upwards, "shm/flags.rs", "fn f() { crate::ddp::Reducer; }"),
         (imports_upwards, "shm/flags.rs", "fn f() { println!(\"{}\", crate::ddp::COUNT); }"),
@@ -282,8 +328,18 @@ fn each_rule_finds_what_is_planted() {
         (cudarc_outside_cuda, "shm/flags.rs", "use cudarc::driver::CudaStream;"),
         (creates_files, "shm/flags.rs", "fn f() { std::fs::write(path, text).unwrap(); }"),
         (creates_files, "shm/flags.rs", "fn f() { std::fs::create_dir_all(path).unwrap(); }"),
+        (makes_standard_descriptors, "shm/flags.rs", "fn f() { above_standard(|| a.accept()); b.accept(); }"),
     ];
-    for rule in [imports_upwards, circles, take_all_from_above, os_words_outside_sys, cudarc_outside_cuda, creates_files] {
+    let rules: [Rule; 7] = [
+        imports_upwards,
+        circles,
+        take_all_from_above,
+        os_words_outside_sys,
+        cudarc_outside_cuda,
+        creates_files,
+        makes_standard_descriptors,
+    ];
+    for rule in rules {
         assert_eq!(rule(&Sources::parse(clean)), [""; 0]);
     }
     for (rule, file, text) in planted {

@@ -14,14 +14,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mio::net::TcpListener;
-use mio::{Events, Interest, Poll, Token, Waker};
+use mio::{Events, Interest, Token};
 use parking_lot::Mutex;
 
 use super::handshake::{Acceptor, Hello, LONGEST, NONCE, Purpose};
 use super::query;
 use super::stream::Stream;
 use crate::bootstrap::identity::{Identity, random_number};
-use crate::sys::LocalListener;
+use crate::sys::{LocalListener, Poll, Waker, above_standard};
 
 /// How long a peer may take for each message of the handshake.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
@@ -99,7 +99,7 @@ impl Listener {
         handler: impl Handler,
     ) -> io::Result<Listener> {
         let poll = Poll::new()?;
-        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        let waker = Arc::new(Waker::new(&poll, WAKER)?);
         let (mut addresses, mut network) = (Vec::new(), Vec::new());
         for listener in tcp {
             addresses.push(listener.local_addr()?);
@@ -357,7 +357,7 @@ impl<H: Handler> Server<H> {
     /// Accepts some of the connections that have come; returns whether there may be more.
     fn accept_some(&mut self) -> Backlog {
         for _ in 0..AT_ONCE {
-            let accepted = self.accept();
+            let accepted = self.accept_next();
             if !matches!(accepted, Some(Err(_))) {
                 *self.shortage.lock() = None;
             }
@@ -392,15 +392,15 @@ impl<H: Handler> Server<H> {
 
     /// Accepts one connection, in turns from the network and from the host; `None` if there is
     /// none.
-    fn accept(&mut self) -> Option<io::Result<Stream>> {
+    fn accept_next(&mut self) -> Option<io::Result<Stream>> {
         self.is_locals_turn = !self.is_locals_turn;
         let is_ready = |result: &io::Result<Stream>| match result {
             Ok(_) => true,
             Err(error) => error.kind() != io::ErrorKind::WouldBlock,
         };
-        let accepted = |listener: &TcpListener| listener.accept().map(|(stream, _)| Stream::Tcp(stream));
+        let accepted = |listener: &TcpListener| above_standard(|| listener.accept()).map(|(stream, _)| Stream::Tcp(stream));
         let tcp = || self.network.iter().map(accepted).find(is_ready);
-        let local = || self.local.as_ref().map(|listener| listener.accept().map(Stream::Local));
+        let local = || self.local.as_ref().map(|listener| above_standard(|| listener.accept()).map(Stream::Local));
         match self.is_locals_turn {
             true => local().filter(is_ready).or_else(tcp),
             false => tcp().or_else(|| local().filter(is_ready)),

@@ -175,7 +175,10 @@ impl Connecting {
         token: Token,
     ) -> Result<Connecting, DialError> {
         let (mut stream, medium) = match target {
-            Target::Network(address) => (Stream::Tcp(TcpStream::connect(*address).map_err(DialError::Connect)?), Medium::Network),
+            Target::Network(address) => {
+                let stream = sys::above_standard(|| TcpStream::connect(*address)).map_err(DialError::Connect)?;
+                (Stream::Tcp(stream), Medium::Network)
+            }
             Target::Rail { from, to } => {
                 let stream = sys::connect_from(*from, *to).map_err(DialError::Connect)?;
                 (Stream::Tcp(TcpStream::from_std(stream)), Medium::Network)

@@ -103,7 +103,7 @@ pub(crate) fn query_local(
 fn connect(address: SocketAddr, identity: &Identity, hello: &Hello, deadline: Instant) -> Result<std::net::TcpStream, DialError> {
     retry(deadline, || {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let stream = std::net::TcpStream::connect_timeout(&address, left).map_err(DialError::Connect)?;
+        let stream = sys::above_standard(|| std::net::TcpStream::connect_timeout(&address, left)).map_err(DialError::Connect)?;
         stream.set_nodelay(true)?;
         shake_hands(&mut Until { stream: &stream, deadline }, identity, Medium::Network, hello)?;
         Ok(stream)

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mio::Waker;
 use parking_lot::{Condvar, Mutex};
 
 use super::lent::LentRegions;
@@ -13,6 +12,7 @@ use crate::bootstrap::listener::{Handler, Stream};
 use crate::bootstrap::observe;
 use crate::error::Cause;
 use crate::failure::{Query, Reply, StatusBoard};
+use crate::sys::Waker;
 use crate::transport::NoLink;
 use crate::types::Rank;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mio::net::TcpStream;
-use mio::{Events, Poll, Token};
+use mio::{Events, Token};
 use parking_lot::Mutex;
 
 use super::lent::LentRegions;
@@ -18,7 +18,7 @@ use crate::bootstrap::peer_info::PeerInfo;
 use crate::config::{CongestionControl, Settings};
 use crate::error::{Cause, Result};
 use crate::failure::StatusBoard;
-use crate::sys::{self, LocalStream, Process};
+use crate::sys::{self, LocalStream, Poll, Process};
 use crate::transport::rail_link::RailLink;
 use crate::transport::tls::{End, Tls};
 use crate::transport::{Link, NoLink, congestion, tcp};

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use mio::{Events, Poll, Token, Waker};
+use mio::{Events, Token};
 
 use super::answer::snapshot;
 use super::exposition::{CONTENT_TYPE, Target, exposition};
 use crate::config::MetricsAddress;
 use crate::error::{Error, Result};
 use crate::failure::StatusBoard;
-use crate::sys::ScrapeListener;
+use crate::sys::{Poll, ScrapeListener, Waker};
 
 /// How long a client may take in all.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -44,7 +44,7 @@ impl Exporter {
         let (mut listener, name) = listen(address, place, target.rank)?;
         let failed = |error| Error::os(format!("serving metrics at {name}"))(error);
         let poll = Poll::new().map_err(failed)?;
-        let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(failed)?);
+        let waker = Arc::new(Waker::new(&poll, WAKER).map_err(failed)?);
         listener.register(poll.registry(), LISTENER).map_err(failed)?;
         tracing::info!(address = name, rank = target.rank, "serving metrics");
         let stop = Arc::new(AtomicBool::new(false));

@@ -1,7 +1,7 @@
 //! What the ranks other than 0 do: they find the run, learn its secret and wait for the table.
 
 use std::io::ErrorKind;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,6 +21,7 @@ use crate::bootstrap::peer_table::{OwnFailure, PeerTable};
 use crate::bootstrap::signed::{SignedStore, in_run};
 use crate::bootstrap::start::Start;
 use crate::error::{Error, Result, StoreError};
+use crate::sys;
 use crate::types::Rank;
 
 /// How far this rank has come in a run.
@@ -426,7 +427,9 @@ fn answers(start: &Start<'_>, identity: &Identity, holder: &PeerInfo, patience: 
 fn listens(start: &Start<'_>, run: &Run) -> bool {
     let stored = start.store.get(&in_run(run, &peer_info_of(start.rank)), Duration::ZERO);
     let holder = stored.ok().flatten().and_then(|stored| PeerInfo::decode(stored.get(MAC..)?));
-    holder.is_some_and(|holder| std::net::TcpStream::connect_timeout(&holder.address, POLL_INTERVAL).is_ok())
+    let connects =
+        |address: SocketAddr| sys::above_standard(|| std::net::TcpStream::connect_timeout(&address, POLL_INTERVAL)).is_ok();
+    holder.is_some_and(|holder| connects(holder.address))
 }
 
 /// Returns whether a process that has this rank in the run lives.

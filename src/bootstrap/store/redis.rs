@@ -69,7 +69,7 @@ impl RedisStore {
 /// logs in. Each of these may block, so a helper thread does it.
 fn connect(client: &Client, url: &RedisUrl, deadline: Instant) -> Result<Connection, RedisError> {
     let client = client.clone();
-    let connect = move || client.get_connection_with_timeout(Duration::from_secs(2));
+    let connect = move || sys::above_standard(|| client.get_connection_with_timeout(Duration::from_secs(2)));
     let advice = "neither a name server nor the Redis server answered in time";
     sys::by_deadline(format!("connect {url}"), deadline, advice, connect, RedisError::from)
 }

@@ -18,7 +18,7 @@ use cudarc::driver::sys::{self as cu, CUresult};
 use super::{Gpu, has_call};
 use crate::cuda::device::{Address, Extent, Handle};
 use crate::error::{Error, Result};
-use crate::sys::{BorrowedFile, LentFile, Ticket, can_lend_files};
+use crate::sys::{self, BorrowedFile, LentFile, Ticket, can_lend_files};
 
 /// Memory that is mapped in this process.
 pub(super) struct Mapped {
@@ -119,7 +119,9 @@ impl Gpu {
         self.within(DOING, || unsafe { cu::cuMemCreate(&mut handle, size, &properties, 0) })?;
         let physical = Physical { gpu: self, handle };
         // SAFETY: the call writes a file descriptor.
-        self.within(DOING, || unsafe { cu::cuMemExportToShareableHandle((&raw mut file).cast(), handle, FILE, 0) })?;
+        sys::above_standard(|| {
+            self.within(DOING, || unsafe { cu::cuMemExportToShareableHandle((&raw mut file).cast(), handle, FILE, 0) })
+        })?;
         // SAFETY: the descriptor is new, and nothing else has it.
         let lent = unsafe { LentFile::new(file) }.map_err(Error::os("lending device memory to other processes"))?;
         let address = self.map(&physical, size, &self.all_that_reach_it())?;

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::sys::unix::local_socket::{LocalStream, connect_to};
-use crate::sys::{Ticket, between_forks, forks};
+use crate::sys::{Ticket, above_standard, between_forks, forks};
 
 /// How long the thread waits for a connected process to show its ticket.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -68,7 +68,7 @@ impl Lender {
                 return Ok(lender.clone());
             }
             let new = Arc::new(Lender { forks: forks(), name: random()?, files: Mutex::default() });
-            let listener = UnixListener::bind_addr(&address(&new.name)?)?;
+            let listener = above_standard(|| UnixListener::bind_addr(&address(&new.name)?))?;
             let serving = new.clone();
             std::thread::Builder::new().name("kolo-files".to_owned()).spawn(move || serving.serve(&listener))?;
             Ok(lender.insert(new).clone())
@@ -77,7 +77,7 @@ impl Lender {
 
     fn serve(&self, listener: &UnixListener) {
         loop {
-            let handed = match listener.accept() {
+            let handed = match above_standard(|| listener.accept()) {
                 Ok((stream, _)) => self.hand_over(stream),
                 Err(error) => {
                     std::thread::sleep(PAUSE);
@@ -164,7 +164,7 @@ impl BorrowedFile {
 pub(crate) fn can_lend_files() -> bool {
     static CAN: LazyLock<bool> = LazyLock::new(|| {
         let tried = (|| {
-            let file = std::fs::File::open("/dev/null")?;
+            let file = above_standard(|| std::fs::File::open("/dev/null"))?;
             // SAFETY: the file is open, and nothing else has its descriptor.
             let lent = unsafe { LentFile::new(std::os::fd::IntoRawFd::into_raw_fd(file))? };
             BorrowedFile::fetch(&lent.ticket(), Instant::now() + Duration::from_secs(1))

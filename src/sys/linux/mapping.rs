@@ -11,6 +11,7 @@ use rustix::fs::{
 };
 use rustix::mm::{Advice, madvise};
 
+use crate::sys::above_standard;
 use crate::sys::unix::mapping::{self, Memory, make_pages_private, reserve_in_pieces};
 use crate::sys::unix::memory::check_file_size;
 
@@ -30,7 +31,7 @@ impl Memory for Memfd {
     /// The file can be extended without end, so the room for that is not needed.
     fn create(len: usize, _: usize) -> io::Result<Memfd> {
         check_file_size(len)?;
-        let file = memfd_create("kolo", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let file = above_standard(|| memfd_create("kolo", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))?;
         ftruncate(&file, len as u64)?;
         // No process can shrink the file while others use it. It may grow: see `extend`.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL)?;

@@ -9,7 +9,7 @@ use rustix::event::kqueue::{Event, EventFilter, EventFlags, ProcessEvents, keven
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-use crate::sys::Process;
+use crate::sys::{Process, above_standard};
 
 /// Returns what the system says about a process; an error of [`is_no_process`] if it has ended.
 fn information(id: u32) -> io::Result<libc::proc_bsdinfo> {
@@ -43,7 +43,7 @@ impl ProcessWatch {
     /// Begins to watch a process; `None` if it has ended, even if another one has its id by now.
     pub(crate) fn open(process: Process) -> io::Result<Option<ProcessWatch>> {
         let pid = i32::try_from(process.id).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
-        let queue = kqueue()?;
+        let queue = above_standard(kqueue)?;
         rustix::io::fcntl_setfd(&queue, rustix::io::FdFlags::CLOEXEC)?;
         let end = EventFilter::Proc { pid, flags: ProcessEvents::EXIT };
         let watched = Event::new(end, EventFlags::ADD, std::ptr::null_mut());

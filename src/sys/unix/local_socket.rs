@@ -6,6 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use crate::sys::above_standard;
 use mio::{Interest, Registry, Token};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
@@ -41,7 +42,7 @@ pub(in crate::sys) fn connect_to(
     loop {
         // A blocking connect would wait as long as the listener's queue is full, and strangers can
         // keep it full. mio's does not block.
-        match mio::net::UnixStream::connect_addr(address) {
+        match above_standard(|| mio::net::UnixStream::connect_addr(address)) {
             Ok(stream) => return Ok(LocalStream(stream)),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if !is_full(&error) => return Err(error),
@@ -88,7 +89,9 @@ impl LocalStream {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut byte = [0];
-        let received = rustix::io::retry_on_intr(|| recvmsg(&self.0, &mut [IoSliceMut::new(&mut byte)], &mut control, FLAGS))?;
+        let received = above_standard(|| {
+            rustix::io::retry_on_intr(|| recvmsg(&self.0, &mut [IoSliceMut::new(&mut byte)], &mut control, FLAGS))
+        })?;
         if received.bytes == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -181,12 +184,13 @@ pub(crate) struct LocalListener<Place> {
 impl<Place> LocalListener<Place> {
     /// Listens at an address.
     pub(in crate::sys) fn at(address: &SocketAddr, place: Place) -> io::Result<LocalListener<Place>> {
-        Ok(LocalListener { listener: mio::net::UnixListener::bind_addr(address)?, _place: place })
+        let listener = above_standard(|| mio::net::UnixListener::bind_addr(address))?;
+        Ok(LocalListener { listener, _place: place })
     }
 
     /// Accepts the next connection; `WouldBlock` if there is none.
     pub(crate) fn accept(&self) -> io::Result<LocalStream> {
-        self.listener.accept().map(|(stream, _)| LocalStream(stream))
+        above_standard(|| self.listener.accept()).map(|(stream, _)| LocalStream(stream))
     }
 
     pub(crate) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {

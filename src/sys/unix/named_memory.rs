@@ -19,6 +19,7 @@ use rustix::shm::{self, Mode, OFlags};
 
 use super::mapping::{Memory, reserve_in_pieces, write_every_page};
 use super::memory::check_file_size;
+use crate::sys::above_standard;
 use crate::sys::extensions::{Extensions, MORE};
 
 /// The bytes before the memory.
@@ -115,7 +116,8 @@ fn is_object(_: &OwnedFd, _: &rustix::fs::Stat) -> io::Result<bool> {
 /// A process that is killed between the two calls leaves the name of an object without memory.
 fn create_without_name() -> io::Result<OwnedFd> {
     let name = random_name()?;
-    let file = shm::open(name.as_str(), OFlags::CREATE | OFlags::EXCL | OFlags::RDWR, Mode::RUSR | Mode::WUSR)?;
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR;
+    let file = above_standard(|| shm::open(name.as_str(), flags, Mode::RUSR | Mode::WUSR))?;
     shm::unlink(name.as_str())?;
     Ok(file)
 }

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::local_socket::{LocalListener, LocalStream, connect_to};
+use crate::sys::above_standard;
 use crate::sys::file::{is_still_at, try_lock};
 
 /// The extension of the folders of listeners, and of those that have no name yet.
@@ -93,7 +94,9 @@ impl Drop for Folder {
 
 /// Opens a folder of this user that is not a symbolic link.
 fn open(path: &Path) -> io::Result<File> {
-    let folder = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_DIRECTORY).open(path)?;
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_DIRECTORY);
+    let folder = above_standard(|| options.open(path))?;
     let is_own = folder.metadata()?.uid() == rustix::process::geteuid().as_raw();
     if is_own { Ok(folder) } else { Err(io::ErrorKind::PermissionDenied.into()) }
 }

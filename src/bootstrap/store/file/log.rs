@@ -296,7 +296,7 @@ impl LockHolder {
 fn write_name(mut lock: &File, job: &str) -> io::Result<()> {
     lock.set_len(0)?;
     write!(lock, "{job}{SEPARATOR}process {} on {}", std::process::id(), sys::hostname())?;
-    sys::close(lock.try_clone()?)
+    sys::close(sys::above_standard(|| lock.try_clone())?)
 }
 
 /// Returns the holder that a lock names, if it is not of `job`; without a name if it cannot be

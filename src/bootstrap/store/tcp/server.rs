@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use mio::{Events, Interest, Poll, Token, Waker};
+use mio::{Events, Interest, Token};
 use parking_lot::Mutex;
 
 use super::protocol::{CLAIM, FOUND, FULL, GET, LONGEST_REQUEST, NOT_FOUND, Request, response};
@@ -19,7 +19,7 @@ use crate::bootstrap::listener::handshake::{Hello, Purpose};
 use crate::bootstrap::listener::{Listener, Stream};
 use crate::config::{self, process_env};
 use crate::error::{Result, StoreError};
-use crate::sys;
+use crate::sys::{self, Poll, Waker};
 
 /// The most that a server stores, in bytes of keys and values.
 pub(super) const CAPACITY: usize = 256 << 20;
@@ -67,7 +67,7 @@ impl TcpStoreServer {
 
     fn serve_on(listener: std::net::TcpListener, identity: Identity) -> io::Result<TcpStoreServer> {
         let poll = Poll::new()?;
-        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        let waker = Arc::new(Waker::new(&poll, WAKER)?);
         let stop = Arc::new(AtomicBool::new(false));
         let arrivals: Arc<Mutex<Vec<mio::net::TcpStream>>> = Arc::default();
         let (admitted, wake) = (arrivals.clone(), waker.clone());

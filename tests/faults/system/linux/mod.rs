@@ -1,6 +1,7 @@
 //! Linux: signals, what `/proc` says about processes, and faults by limits, forks and network
 //! namespaces.
 
+mod descriptors;
 mod forks;
 mod leftovers;
 mod limits;
@@ -18,6 +19,7 @@ use crate::processes::on_every_transport;
 use crate::rank::{Calls, Task, collectives, say};
 use crate::runner::Outcome::{self, Passed};
 
+pub(crate) use descriptors::closed_standard;
 pub(crate) use forks::{forked, killed_with_a_child};
 pub(crate) use leftovers::{Belongings, nothing_left_over, sockets};
 pub(crate) use limits::{
@@ -113,6 +115,7 @@ pub(crate) fn memory(pid: u32) -> i64 {
 pub(crate) fn prepare(task: &str) {
     limits::prepare(task);
     match task {
+        "closed" => descriptors::close_standard(),
         "signals" => be_interrupted(),
         // SAFETY: the default action calls no code of this program.
         "pipe" => _ = unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) },
@@ -123,6 +126,7 @@ pub(crate) fn prepare(task: &str) {
 /// Runs the tasks that only this system has.
 pub(crate) fn run_task(task: &str, comm: &Communicator) -> Task {
     match task {
+        "closed" => descriptors::print_into_nothing(comm),
         "fork" => forks::fork(comm),
         "parent" => forks::be_a_parent(comm),
         "no descriptors" => limits::without_descriptors(comm),

@@ -39,6 +39,7 @@ not_run!("Windows has no network namespaces, in which one machine is several hos
     partition, reset, slow_and_lossy, different_calls_between_hosts, own_name_on_loopback, ipv6_only, file_store, replayed);
 not_run!("Windows has no forks": forked, killed_with_a_child, killed_with_a_child_elsewhere);
 not_run!("Windows has no signals": signals);
+not_run!("standard input, output and error are no numbers of descriptors on Windows": closed_standard);
 not_run!("Windows has no limit of handles": no_descriptors, few_descriptors, no_descriptors_for_the_store);
 not_run!("a process cannot make its own system calls fail on Windows":
     no_shared_memory, no_memory_in_time, no_thread, no_memory_on_one_rank);
