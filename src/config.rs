@@ -178,14 +178,14 @@ pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// job: a job that was meant to have a secret or TLS must not run without it.
 pub(crate) fn process_env(name: &str) -> Option<String> {
     // A value that is not UTF-8 is refused where it is read, and not taken for one that is not set.
-    let value = std::env::var_os(name)?.to_string_lossy().into_owned();
+    let value = sys::variable(name)?.to_string_lossy().into_owned();
     let may_be_empty = name.starts_with("KOLO_SECRET") || name.starts_with("KOLO_TLS_");
     Some(value).filter(|value| may_be_empty || !value.is_empty())
 }
 
 /// Reads a path from the process's environment as it is: a path need not be UTF-8.
 fn path_of_environment(name: &str) -> Option<PathBuf> {
-    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+    sys::variable(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 #[derive(Clone, Debug)]

@@ -43,7 +43,7 @@ pub(crate) fn clock_source() -> Option<String> {
 pub(crate) fn may_have_devices() -> bool {
     use std::path::Path;
 
-    let on_windows = || std::env::var_os("SystemRoot").is_some_and(|root| Path::new(&root).join("System32/nvcuda.dll").exists());
+    let on_windows = || super::variable("SystemRoot").is_some_and(|root| Path::new(&root).join("System32/nvcuda.dll").exists());
     // The device files of NVIDIA's driver for Linux, and of the driver for Linux inside Windows.
     let on_linux = || ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists());
     cfg!(feature = "cuda") && if cfg!(windows) { on_windows() } else { on_linux() }

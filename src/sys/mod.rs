@@ -10,6 +10,7 @@ mod clock;
 mod descriptor;
 #[cfg(any(not(any(target_os = "linux", windows)), kolo_posix, miri))]
 mod doze;
+mod environment;
 #[cfg(any(not(target_os = "linux"), kolo_posix, test))]
 mod extensions;
 mod facts;
@@ -54,6 +55,7 @@ use portable as platform;
 pub(crate) use advice::{LOCAL_CONNECTIONS, MORE_MEMORY, READING, READING_CALL, how_to_remove};
 pub(crate) use clock::{Timeline, clock_identity, monotonic, ticks, wall};
 pub(crate) use descriptor::above_standard;
+pub(crate) use environment::{is_overruled, variable};
 #[cfg(feature = "cuda")]
 pub(crate) use facts::loaded_libraries;
 pub(crate) use facts::{Cuda, address_space_limit, clock_source, descriptor_limit, may_have_devices, probe_cuda, reading_policy};

@@ -192,7 +192,10 @@ pub(crate) fn is_no_process(_: &io::Error) -> bool {
 }
 
 pub(crate) fn hostname() -> String {
-    ["HOSTNAME", "COMPUTERNAME"].iter().find_map(|name| std::env::var(name).ok()).unwrap_or_else(|| "localhost".to_owned())
+    ["HOSTNAME", "COMPUTERNAME"]
+        .iter()
+        .find_map(|name| super::variable(name)?.into_string().ok())
+        .unwrap_or_else(|| "localhost".to_owned())
 }
 
 pub(crate) fn boot_identity() -> Option<String> {

@@ -90,6 +90,7 @@ const TESTS: &[runner::Test] = &[
     ("row_67_no_thread", system::no_thread),
     ("row_68_no_memory_on_one_rank", system::no_memory_on_one_rank),
     ("row_70_closed_standard_descriptors", system::closed_standard),
+    ("row_71_setuid", system::setuid),
     ("survivors_go_on", processes::survivors_go_on),
     ("a_receive_from_any_rank_names_the_killed_rank", processes::any_names_the_killed),
     ("a_part_fails_and_the_whole_shrinks", processes::part_fails),
@@ -103,6 +104,7 @@ fn main() -> std::process::ExitCode {
     if let Ok(task) = std::env::var(rank::WORKER) {
         match task.as_str() {
             "stranger" => system::be_a_stranger(),
+            "privileged" => system::be_privileged(),
             task => rank::work(task),
         }
         return std::process::ExitCode::SUCCESS;

@@ -77,6 +77,9 @@ const MAKING_DESCRIPTORS: [&str; 21] = [
     "get_connection",
 ];
 
+/// What reads the environment, in code without spaces.
+const READING_ENVIRONMENT: [&str; 3] = ["env::var", "env::temp_dir", "getenv"];
+
 /// What creates files in folders that the program has made for itself.
 const IN_OWN_FOLDERS: [&str; 4] =
     ["run/process/unix.rs", "run/process/windows.rs", "compare/contestant.rs", "compare/system/windows.rs"];
@@ -212,6 +215,18 @@ fn makes_standard_descriptors(sources: &Sources) -> Vec<String> {
         .collect()
 }
 
+/// Every read of the environment past `sys::variable`, also in programs in which no variable counts.
+fn reads_environment(sources: &Sources) -> Vec<String> {
+    let others = sources.iter().filter(|source| source.file != "sys/environment.rs");
+    others
+        .flat_map(|source| {
+            let code = without_documentation(&source.code);
+            let words = READING_ENVIRONMENT.iter().filter(|word| code.contains(**word));
+            words.map(|word| format!("{} says {word}", source.file)).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
 /// Every use of cudarc but in `cuda`, and where users hand its streams and buffers over.
 fn cudarc_outside_cuda(sources: &Sources) -> Vec<String> {
     let is_allowed = |file: &str| {
@@ -278,6 +293,14 @@ fn descriptors_have_numbers_above_the_standard_ones() {
 }
 
 #[test]
+fn the_environment_is_read_by_one_function() {
+    for folder in ["src", "capi/src"] {
+        let wrong = reads_environment(&read(folder, 10));
+        assert!(wrong.is_empty(), "{folder}: read variables by sys::variable:\n{}", wrong.join("\n"));
+    }
+}
+
+#[test]
 fn only_cuda_and_its_public_face_know_cudarc() {
     let wrong = cudarc_outside_cuda(&read("src", 150));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -313,7 +336,7 @@ fn each_rule_finds_what_is_planted() {
         ("cuda/mod.rs", "pub use cudarc::driver::CudaStream;"),
         ("ddp/mod.rs", "pub struct Reducer;"),
     ];
-    let planted: [(Rule, &str, &str); 15] = [
+    let planted: [(Rule, &str, &str); 16] = [
         (imports_upwards, "shm/flags.rs", "use crate::ddp::Reducer;"),
         (imports_upwards, "shm/flags.rs", "fn f() { crate::ddp::Reducer; }"),
         (imports_upwards, "shm/flags.rs", "fn f() { println!(\"{}\", crate::ddp::COUNT); }"),
@@ -329,8 +352,9 @@ fn each_rule_finds_what_is_planted() {
         (creates_files, "shm/flags.rs", "fn f() { std::fs::write(path, text).unwrap(); }"),
         (creates_files, "shm/flags.rs", "fn f() { std::fs::create_dir_all(path).unwrap(); }"),
         (makes_standard_descriptors, "shm/flags.rs", "fn f() { above_standard(|| a.accept()); b.accept(); }"),
+        (reads_environment, "shm/flags.rs", "fn f() { std::env::var_os(\"KOLO_RANK\"); }"),
     ];
-    let rules: [Rule; 7] = [
+    let rules: [Rule; 8] = [
         imports_upwards,
         circles,
         take_all_from_above,
@@ -338,6 +362,7 @@ fn each_rule_finds_what_is_planted() {
         cudarc_outside_cuda,
         creates_files,
         makes_standard_descriptors,
+        reads_environment,
     ];
     for rule in rules {
         assert_eq!(rule(&Sources::parse(clean)), [""; 0]);

@@ -11,10 +11,21 @@ use super::url::StoreUrl;
 use super::{file, hash, tcp};
 use crate::bootstrap::identity::Identity;
 use crate::error::{Error, Result};
+use crate::sys;
 
 /// Opens a store. Rank 0 is its owner: it serves a store that must be served, and removes the
 /// values of a former run.
 pub(crate) fn open(url: &StoreUrl, owner: bool, identity: &Identity, deadline: Instant) -> Result<Box<dyn Store>> {
+    if let StoreUrl::Redis(_) | StoreUrl::Etcd(_) = url
+        && let Some(name) = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().find(|name| sys::is_overruled(name))
+    {
+        // The libraries that connect to these stores read the variables themselves.
+        let what = "a store in a program with rights that the user who started it need not have";
+        return Err(Error::Unsupported {
+            what,
+            why: format!("{name} is set, by which that user chooses the authorities; unset it"),
+        });
+    }
     match url {
         StoreUrl::File(path) => {
             let store = file::FileStore::open(path, owner, identity.job(), deadline);

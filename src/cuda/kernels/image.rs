@@ -7,6 +7,7 @@ use super::nvrtc::{Compiler, Nvrtc};
 use super::{Kernel, cache};
 use crate::config;
 use crate::error::{Error, Result};
+use crate::sys;
 
 /// The sources in `cuda-kernels`, without the list of entries.
 pub(super) const WITHOUT_ENTRIES: &str = concat!(
@@ -94,7 +95,7 @@ pub(in crate::cuda) fn compiler() -> Result<String, String> {
 /// code.
 pub(super) fn image(architecture: (u32, u32), kernel: Kernel) -> Result<Image> {
     let compiler = Nvrtc::find().map(|nvrtc| nvrtc as &dyn Compiler);
-    image_by(compiler, config::cache_folder(|name| std::env::var_os(name)).as_deref(), architecture, kernel)
+    image_by(compiler, config::cache_folder(sys::variable).as_deref(), architecture, kernel)
 }
 
 /// Returns the same by a given compiler, or the reason why there is none, and with a folder for

@@ -158,7 +158,7 @@ fn now() -> u64 {
 /// Returns the path of the file. Called on the caller's thread: its program may change the environment
 /// later.
 fn file() -> Option<PathBuf> {
-    config::cache_folder(|name| std::env::var_os(name)).map(|folder| folder.join("network-costs"))
+    config::cache_folder(sys::variable).map(|folder| folder.join("network-costs"))
 }
 
 impl MeasuredCosts {

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::local_socket::{LocalListener, LocalStream, connect_to};
 use crate::sys::above_standard;
+use crate::sys::environment::temporary_folder;
 use crate::sys::file::{is_still_at, try_lock};
 
 /// The extension of the folders of listeners, and of those that have no name yet.
@@ -31,7 +32,7 @@ const OF_A_NAME: usize = 48;
 /// Returns where this user's listeners have their folders. Processes that find each other have the
 /// same path.
 pub(in crate::sys) fn folder_of_listeners() -> PathBuf {
-    let folder = own_folder().unwrap_or_else(std::env::temp_dir);
+    let folder = own_folder().unwrap_or_else(temporary_folder);
     if folder.as_os_str().len() + OF_A_NAME <= LONGEST { folder } else { PathBuf::from("/tmp") }
 }
 

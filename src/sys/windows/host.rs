@@ -17,7 +17,7 @@ use windows_sys::Win32::System::Threading::QueryFullProcessImageNameW;
 use super::process::open;
 use super::security::User;
 use super::view::NamedPage;
-use crate::sys::Process;
+use crate::sys::{Process, variable};
 
 /// Returns the name of this machine, for messages.
 pub(crate) fn hostname() -> String {
@@ -27,7 +27,7 @@ pub(crate) fn hostname() -> String {
     let is_known = unsafe { GetComputerNameExW(ComputerNamePhysicalDnsHostname, name.as_mut_ptr(), &mut len) } != 0;
     match name.get(..len as usize).filter(|name| is_known && !name.is_empty()) {
         Some(name) => String::from_utf16_lossy(name),
-        None => std::env::var("COMPUTERNAME").unwrap_or_else(|_| "localhost".to_owned()),
+        None => variable("COMPUTERNAME").and_then(|name| name.into_string().ok()).unwrap_or_else(|| "localhost".to_owned()),
     }
 }
 

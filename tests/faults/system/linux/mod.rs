@@ -6,6 +6,7 @@ mod forks;
 mod leftovers;
 mod limits;
 mod network;
+mod privilege;
 mod sockets;
 mod wire;
 
@@ -30,6 +31,7 @@ pub(crate) use network::{
     different_calls as different_calls_between_hosts, file_store, ipv6_only,
     killed_with_a_child as killed_with_a_child_elsewhere, own_name_on_loopback, partition, reset, slow_and_lossy,
 };
+pub(crate) use privilege::{be_privileged, setuid};
 pub(crate) use sockets::{another_user, be_a_stranger, connect_locally, listeners, replayed};
 
 /// Most tests wait most of the time.

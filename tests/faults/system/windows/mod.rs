@@ -39,6 +39,7 @@ not_run!("Windows has no network namespaces, in which one machine is several hos
     partition, reset, slow_and_lossy, different_calls_between_hosts, own_name_on_loopback, ipv6_only, file_store, replayed);
 not_run!("Windows has no forks": forked, killed_with_a_child, killed_with_a_child_elsewhere);
 not_run!("Windows has no signals": signals);
+not_run!("no program is setuid on Windows": setuid);
 not_run!("standard input, output and error are no numbers of descriptors on Windows": closed_standard);
 not_run!("Windows has no limit of handles": no_descriptors, few_descriptors, no_descriptors_for_the_store);
 not_run!("a process cannot make its own system calls fail on Windows":
@@ -166,6 +167,11 @@ pub(crate) fn run_task(task: &str, _: &Communicator) -> Task {
 /// Listeners have addresses only.
 pub(crate) fn connect_locally(_: &str) -> io::Result<Box<dyn Stream>> {
     Err(io::ErrorKind::Unsupported.into())
+}
+
+/// No program of this system is setuid.
+pub(crate) fn be_privileged() {
+    unreachable!("a program that is setuid");
 }
 
 /// No test starts a process of another user.
