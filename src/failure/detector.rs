@@ -19,6 +19,7 @@ use super::mismatch::compare_calls;
 use super::report::{Failure, FailureReport};
 use super::status::{CommStatus, Posted};
 use crate::error::{Cause, Elsewhere};
+use crate::sys;
 use crate::types::{Descriptor, Rank};
 
 /// How often the thread looks for operations that wait.
@@ -76,8 +77,7 @@ impl Drop for DetectorThread {
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
         {
-            // A panic of the thread has been printed already.
-            let _ = thread.join();
+            sys::join(thread);
         }
     }
 }

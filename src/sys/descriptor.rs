@@ -1,7 +1,15 @@
 //! The numbers of this process's descriptors.
 //!
 //! A program may have closed its standard input, output or error. The next descriptor would get that
-//! number, and what the program prints would go into a connection of kolo.
+//! number, and what the program prints would go into a connection of kolo. Or it closes descriptors
+//! that are not its own (`closefrom`), whose numbers its next files get.
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+
+use mio::event::Source;
+use mio::{Interest, Registry, Token};
 
 #[cfg(all(unix, not(miri)))]
 pub(crate) use numbers::above_standard;
@@ -12,8 +20,114 @@ pub(crate) fn above_standard<T>(make: impl FnOnce() -> T) -> T {
     make()
 }
 
+/// A connection over TCP.
+pub(crate) type TcpStream = Guarded<mio::net::TcpStream>;
+
+impl TcpStream {
+    pub(crate) fn from_std(stream: std::net::TcpStream) -> TcpStream {
+        Guarded::new(mio::net::TcpStream::from_std(stream))
+    }
+}
+
+/// The owner of a descriptor. It closes the descriptor, unless the program has closed it: its number
+/// may be that of a file of the program.
+#[cfg_attr(test, derive(Debug))]
+pub(crate) struct Guarded<T> {
+    inner: ManuallyDrop<T>,
+    #[cfg(all(unix, not(miri)))]
+    number: numbers::Number,
+}
+
+impl<T> Guarded<T> {
+    #[cfg(all(unix, not(miri)))]
+    pub(crate) fn new(inner: T) -> Guarded<T>
+    where
+        T: std::os::fd::AsRawFd,
+    {
+        Guarded { number: numbers::Number::new(inner.as_raw_fd()), inner: ManuallyDrop::new(inner) }
+    }
+
+    #[cfg(not(all(unix, not(miri))))]
+    pub(crate) fn new(inner: T) -> Guarded<T> {
+        Guarded { inner: ManuallyDrop::new(inner) }
+    }
+
+    pub(crate) fn into_inner(mut self) -> T {
+        // SAFETY: the value is forgotten, and so is not dropped once more.
+        let inner = unsafe { ManuallyDrop::take(&mut self.inner) };
+        std::mem::forget(self);
+        inner
+    }
+
+    /// Returns whether the program has left the descriptor as it was made. To be asked before the
+    /// descriptor is used at the end of what it is for, which may be after a `closefrom`.
+    pub(crate) fn is_intact(&self) -> bool {
+        #[cfg(all(unix, not(miri)))]
+        return self.number.is_intact();
+        #[cfg(not(all(unix, not(miri))))]
+        true
+    }
+
+    /// Fails if the program has closed the descriptor.
+    #[cfg(unix)]
+    pub(super) fn check(&self) -> io::Result<()> {
+        if self.is_intact() { Ok(()) } else { Err(io::Error::other("the program has closed a descriptor of kolo")) }
+    }
+}
+
+impl<T> Drop for Guarded<T> {
+    fn drop(&mut self) {
+        if self.is_intact() {
+            // SAFETY: the value is not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.inner) };
+        }
+    }
+}
+
+impl<T> Deref for Guarded<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T> DerefMut for Guarded<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.inner
+    }
+}
+
+#[cfg(unix)]
+impl<T: std::os::fd::AsFd> std::os::fd::AsFd for Guarded<T> {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.inner.as_fd()
+    }
+}
+
+#[cfg(windows)]
+impl<T: std::os::windows::io::AsSocket> std::os::windows::io::AsSocket for Guarded<T> {
+    fn as_socket(&self) -> std::os::windows::io::BorrowedSocket<'_> {
+        self.inner.as_socket()
+    }
+}
+
+impl<T: Source> Source for Guarded<T> {
+    fn register(&mut self, registry: &Registry, token: Token, interests: Interest) -> io::Result<()> {
+        self.inner.register(registry, token, interests)
+    }
+
+    fn reregister(&mut self, registry: &Registry, token: Token, interests: Interest) -> io::Result<()> {
+        self.inner.reregister(registry, token, interests)
+    }
+
+    fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
+        self.inner.deregister(registry)
+    }
+}
+
 #[cfg(all(unix, not(miri)))]
-mod numbers {
+pub(super) mod numbers {
     use parking_lot::Mutex;
 
     use crate::sys::fork::{between_forks, forks};
@@ -104,8 +218,29 @@ mod numbers {
         (number >= 0).then_some(number)
     }
 
+    /// A number, and the file that it stood for when this was made.
+    #[cfg_attr(test, derive(Debug))]
+    pub(in crate::sys) struct Number {
+        number: i32,
+        identity: Option<Identity>,
+    }
+
+    impl Number {
+        pub(in crate::sys) fn new(number: i32) -> Number {
+            Number { number, identity: Identity::of(number) }
+        }
+
+        /// Returns whether the number still stands for that file. It is known by its device and inode:
+        /// those of `epoll` and `eventfd` differ from those of files and sockets, but not from each
+        /// other.
+        pub(in crate::sys) fn is_intact(&self) -> bool {
+            self.identity.is_some() && Identity::of(self.number) == self.identity
+        }
+    }
+
     /// Which file a descriptor stands for.
     #[derive(Clone, Copy, PartialEq)]
+    #[cfg_attr(test, derive(Debug))]
     struct Identity {
         device: u64,
         inode: u64,

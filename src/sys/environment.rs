@@ -56,9 +56,3 @@ fn is_privileged() -> bool {
     #[cfg(any(not(unix), miri))]
     false
 }
-
-/// Returns the folder for temporary files.
-#[cfg(all(unix, not(miri)))]
-pub(super) fn temporary_folder() -> std::path::PathBuf {
-    variable("TMPDIR").filter(|folder| !folder.is_empty()).map_or_else(|| "/tmp".into(), std::path::PathBuf::from)
-}

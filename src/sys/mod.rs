@@ -54,7 +54,7 @@ use portable as platform;
 
 pub(crate) use advice::{LOCAL_CONNECTIONS, MORE_MEMORY, READING, READING_CALL, how_to_remove};
 pub(crate) use clock::{Timeline, clock_identity, monotonic, ticks, wall};
-pub(crate) use descriptor::above_standard;
+pub(crate) use descriptor::{Guarded, TcpStream, above_standard};
 pub(crate) use environment::{is_overruled, variable};
 #[cfg(feature = "cuda")]
 pub(crate) use facts::loaded_libraries;
@@ -77,7 +77,7 @@ pub(crate) use platform::{
     LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_no_process, is_stopped, port_holder,
     process_namespace, read_process, sleep_on, wake_all,
 };
-pub(crate) use poll::{Poll, Waker};
+pub(crate) use poll::{Poll, Waker, join};
 pub(crate) use process::Process;
 pub(crate) use processor::{move_thread, processor};
 pub(crate) use region::{PageSize, Region};

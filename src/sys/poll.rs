@@ -1,39 +1,112 @@
 //! Waiting for descriptors, and ending such a wait from another thread.
 
 use std::io;
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use mio::{Events, Registry, Token};
 
 use super::above_standard;
+#[cfg(unix)]
+use super::descriptor::Guarded;
 
 /// Waits for several descriptors at once.
-pub(crate) struct Poll(mio::Poll);
+pub(crate) struct Poll {
+    #[cfg(unix)]
+    inner: Guarded<mio::Poll>,
+    #[cfg(not(unix))]
+    inner: mio::Poll,
+}
 
 impl Poll {
     pub(crate) fn new() -> io::Result<Poll> {
-        above_standard(mio::Poll::new).map(Poll)
+        let inner = above_standard(mio::Poll::new)?;
+        #[cfg(unix)]
+        let inner = Guarded::new(inner);
+        Ok(Poll { inner })
     }
 
     pub(crate) fn registry(&self) -> &Registry {
-        self.0.registry()
+        self.inner.registry()
     }
 
+    /// Waits for an event, at most for `timeout`.
     pub(crate) fn poll(&mut self, events: &mut Events, timeout: Option<Duration>) -> io::Result<()> {
-        self.0.poll(events, timeout)
+        // The events of a poll of the program are the program's.
+        #[cfg(unix)]
+        self.inner.check()?;
+        self.inner.poll(events, timeout)
     }
 }
 
 /// Ends the waits of a [`Poll`].
-pub(crate) struct Waker(mio::Waker);
+pub(crate) struct Waker {
+    // mio's writes to its descriptor without asking whether the program has closed it. That of other
+    // systems does not write to a file.
+    #[cfg(all(target_os = "linux", not(miri)))]
+    event: Guarded<std::os::fd::OwnedFd>,
+    #[cfg(not(all(target_os = "linux", not(miri))))]
+    inner: mio::Waker,
+}
 
 impl Waker {
+    #[cfg(all(target_os = "linux", not(miri)))]
     pub(crate) fn new(poll: &Poll, token: Token) -> io::Result<Waker> {
-        above_standard(|| mio::Waker::new(poll.registry(), token)).map(Waker)
+        use std::os::fd::AsRawFd;
+
+        use rustix::event::{EventfdFlags, eventfd};
+
+        let event = Guarded::new(above_standard(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK))?);
+        let number = event.as_raw_fd();
+        poll.registry().register(&mut mio::unix::SourceFd(&number), token, mio::Interest::READABLE)?;
+        Ok(Waker { event })
     }
 
-    /// Ends the wait that is under way, or else the next one.
-    pub(crate) fn wake(&self) -> io::Result<()> {
-        self.0.wake()
+    #[cfg(not(all(target_os = "linux", not(miri))))]
+    pub(crate) fn new(poll: &Poll, token: Token) -> io::Result<Waker> {
+        Ok(Waker { inner: above_standard(|| mio::Waker::new(poll.registry(), token))? })
     }
+
+    /// Ends the wait that is under way, or else the next one. Fails if the program has closed the
+    /// descriptor that does this.
+    #[cfg(all(target_os = "linux", not(miri)))]
+    pub(crate) fn wake(&self) -> io::Result<()> {
+        use rustix::io::{Errno, read, write};
+
+        self.event.check()?;
+        loop {
+            match write(&*self.event, &1u64.to_ne_bytes()) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                // The counter is full. Each write wakes, whatever it was before.
+                Err(Errno::AGAIN) => _ = read(&*self.event, &mut [0; 8]),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    #[cfg(not(all(target_os = "linux", not(miri))))]
+    pub(crate) fn wake(&self) -> io::Result<()> {
+        self.inner.wake()
+    }
+}
+
+/// How long [`join`] waits for a thread.
+const JOINING: Duration = Duration::from_secs(5);
+
+/// Waits until a thread has ended that was told to and has nothing left to do. If it does not end in
+/// time, because the program has closed what the thread waits for, it is left behind.
+pub(crate) fn join(thread: JoinHandle<()>) {
+    let deadline = Instant::now() + JOINING;
+    let mut pause = Duration::from_micros(10);
+    while !thread.is_finished() {
+        if Instant::now() >= deadline {
+            let name = thread.thread().name().unwrap_or_default();
+            return tracing::warn!(name, "a thread does not end; it is left behind");
+        }
+        std::thread::sleep(pause);
+        pause = (2 * pause).min(Duration::from_millis(5));
+    }
+    // A panic there has been printed, and needs no cleanup.
+    let _ = thread.join();
 }

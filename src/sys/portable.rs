@@ -94,6 +94,10 @@ impl LocalStream {
         match self.0 {}
     }
 
+    pub(crate) fn is_intact(&self) -> bool {
+        match self.0 {}
+    }
+
     pub(crate) fn until(&self, _: Instant) -> LocalUntil {
         match self.0 {}
     }

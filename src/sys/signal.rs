@@ -9,20 +9,23 @@ use std::io;
 #[cfg(unix)]
 pub(crate) fn on_user_signal(action: fn()) -> io::Result<()> {
     use std::io::Read;
-    use std::os::fd::IntoRawFd;
     use std::os::unix::net::UnixStream;
-    use std::sync::atomic::Ordering;
 
-    let (mut receiver, sender) = super::above_standard(UnixStream::pair)?;
+    use super::descriptor::Guarded;
+
+    let (receiver, sender) = super::above_standard(UnixStream::pair)?;
+    let mut receiver = Guarded::new(receiver);
     sender.set_nonblocking(true)?;
     std::thread::Builder::new().name("kolo-trace".to_owned()).spawn(move || {
         let mut bytes = [0; 64];
         // Signals that come while the action runs count as one.
-        while let Ok(1..) = receiver.read(&mut bytes) {
+        while receiver.is_intact()
+            && let Ok(1..) = receiver.read(&mut bytes)
+        {
             action();
         }
     })?;
-    unix::PIPE.store(sender.into_raw_fd(), Ordering::Release);
+    let _ = unix::PIPE.set(Guarded::new(sender));
     // SAFETY: `unix::handle` calls only functions that signal handlers may call, and zeros are
     // valid for both structs.
     unsafe {
@@ -43,22 +46,26 @@ pub(crate) fn on_user_signal(action: fn()) -> io::Result<()> {
 
 #[cfg(unix)]
 mod unix {
-    use std::os::fd::RawFd;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
     use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicI32, Ordering};
 
-    /// The descriptor that the handler writes to.
-    pub(super) static PIPE: AtomicI32 = AtomicI32::new(-1);
+    use crate::sys::descriptor::Guarded;
+
+    /// What the handler writes to.
+    pub(super) static PIPE: OnceLock<Guarded<UnixStream>> = OnceLock::new();
 
     /// The previous handler of the signal.
     pub(super) static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
     pub(super) extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-        let pipe: RawFd = PIPE.load(Ordering::Acquire);
         let error = std::io::Error::last_os_error().raw_os_error();
-        // SAFETY: the call reads one byte of a constant. If the pipe is full, the thread has not
-        // yet read earlier signals, and this one need not be written.
-        unsafe { libc::write(pipe, c"!".as_ptr().cast(), 1) };
+        // A signal handler may ask for the state of a descriptor.
+        if let Some(pipe) = PIPE.get().filter(|pipe| pipe.is_intact()) {
+            // SAFETY: the call reads one byte of a constant. If the pipe is full, the thread has not
+            // yet read earlier signals, and this one need not be written.
+            unsafe { libc::write(pipe.as_raw_fd(), c"!".as_ptr().cast(), 1) };
+        }
         set_errno(error.unwrap_or(0));
         if let Some(before) = BEFORE.get()
             && ![libc::SIG_DFL, libc::SIG_IGN].contains(&before.sa_sigaction)

@@ -106,6 +106,12 @@ pub(crate) trait Link: Send {
         None
     }
 
+    /// Returns whether the program has left the link's descriptors open. Their numbers may be those of
+    /// its files otherwise.
+    fn is_intact(&self) -> bool {
+        true
+    }
+
     /// Registers the link, so that its events end [`Mesh::sleep`](super::Mesh::sleep).
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()>;
 }

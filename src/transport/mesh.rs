@@ -97,9 +97,13 @@ impl Mesh {
         Ok(slot.as_deref_mut())
     }
 
-    /// Returns the open links and their peers.
+    /// Returns the open links and their peers, except for links whose descriptors the program has
+    /// closed.
     pub(crate) fn open_links(&mut self) -> impl Iterator<Item = (Rank, &mut (dyn Link + 'static))> {
-        self.links.iter_mut().enumerate().filter_map(|(peer, link)| Some((peer, link.as_deref_mut()?)))
+        self.links
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(peer, link)| Some((peer, link.as_deref_mut().filter(|link| link.is_intact())?)))
     }
 
     /// Returns whether a peer's process lives; `None` if this process cannot see it.

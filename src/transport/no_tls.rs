@@ -4,10 +4,9 @@
 use std::convert::Infallible;
 use std::path::Path;
 
-use mio::net::TcpStream;
-
 use super::Link;
 use crate::error::{Cause, Error, Result};
+use crate::sys::TcpStream;
 use crate::types::Rank;
 
 pub(crate) struct Tls(Infallible);

@@ -5,13 +5,11 @@ use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::time::{Duration, Instant};
 
-use mio::net::TcpStream;
-
 use super::link::sent;
 use super::stripes::{DROPPED, HEADER, Incoming, encode};
 use crate::buffer::RawSlice;
 use crate::error::Cause;
-use crate::sys::{self, SocketInfo, SocketWatch};
+use crate::sys::{self, SocketInfo, SocketWatch, TcpStream};
 
 /// Bytes that a connection may hold before its speed is known.
 const FIRST_BUFFER: usize = 64 << 10;
@@ -281,7 +279,7 @@ impl Rail {
     pub(super) fn drain(&mut self) {
         let mut dropped = [0; DROPPED];
         for _ in 0..BUFFER / DROPPED {
-            match (&self.stream).read(&mut dropped) {
+            match (&*self.stream).read(&mut dropped) {
                 Ok(0) => return self.has_ended = true,
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

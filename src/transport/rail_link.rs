@@ -13,7 +13,6 @@ use std::io;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 use parking_lot::Mutex;
 
@@ -22,7 +21,7 @@ use super::rail::{Loss, Rail, SILENCE, Stripe, is_doubtful, is_silent, soonest};
 use super::stripes::{Goal, Joiner, MOST_AHEAD, STRIPE, append};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
-use crate::sys::{self, SocketWatch};
+use crate::sys::{self, SocketWatch, TcpStream};
 use crate::trace::Traffic;
 use crate::types::Rank;
 
@@ -84,7 +83,7 @@ struct Rails {
 impl RailLink {
     /// Makes a link to a peer over connections, each over a rail. `left_out` others could not be made.
     pub(crate) fn new(streams: Vec<TcpStream>, left_out: usize, peer: Rank) -> RailLink {
-        let traffic = Traffic::of_sockets(streams.iter().map(SocketWatch::new).collect());
+        let traffic = Traffic::of_sockets(streams.iter().map(|stream| SocketWatch::new(stream)).collect());
         (0..left_out).for_each(|_| traffic.lost_rail());
         let mut rails: Vec<Rail> = streams.into_iter().map(Rail::new).collect();
         let can_repeat = rails.iter().all(Rail::knows_deliveries);
@@ -137,6 +136,10 @@ impl RailLink {
 }
 
 impl Rails {
+    fn is_intact(&self) -> bool {
+        self.rails.iter().all(|rail| rail.stream.is_intact())
+    }
+
     /// Sends stripes: those of lost rails first, then bytes of `parts`, which are the stream's from
     /// `taken` to `offered`.
     ///
@@ -495,6 +498,10 @@ impl Link for RailLink {
         [until_set_aside, until_look, until_keeper].into_iter().flatten().min()
     }
 
+    fn is_intact(&self) -> bool {
+        self.rails.lock().is_intact()
+    }
+
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         let mut rails = self.rails.lock();
         let both = Interest::READABLE | Interest::WRITABLE;
@@ -509,7 +516,9 @@ impl Drop for RailLink {
             return;
         }
         let Some(mut rails) = self.rails.try_lock_for(PARTING) else { return };
-        rails.part();
+        if rails.is_intact() {
+            rails.part();
+        }
         rails.traffic.close();
     }
 }

@@ -37,6 +37,11 @@ pub(super) trait PeerWaker: Send {
         None
     }
 
+    /// As [`Link::is_intact`].
+    fn is_intact(&self) -> bool {
+        true
+    }
+
     /// Registers with the mesh that the peer wakes.
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()>;
 }
@@ -199,6 +204,10 @@ impl<W: PeerWaker> Link for RingLink<W> {
         Some((self.waker.kind(), self.traffic.clone()))
     }
 
+    fn is_intact(&self) -> bool {
+        self.waker.is_intact()
+    }
+
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         self.waker.register(registry, token)
     }
@@ -207,7 +216,9 @@ impl<W: PeerWaker> Link for RingLink<W> {
 impl<W: PeerWaker> Drop for RingLink<W> {
     fn drop(&mut self) {
         self.producer.close();
-        self.waker.wake();
+        if self.waker.is_intact() {
+            self.waker.wake();
+        }
     }
 }
 

@@ -86,6 +86,10 @@ impl PeerWaker for Socket {
         self.process
     }
 
+    fn is_intact(&self) -> bool {
+        self.stream.is_intact()
+    }
+
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         registry.register(&mut self.stream, token, Interest::READABLE)
     }

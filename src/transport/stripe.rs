@@ -9,7 +9,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 
 use super::Link;
@@ -17,7 +16,7 @@ use super::link::sent;
 use super::stripes::{Goal, HEADER, Incoming, Joiner, STRIPE, encode};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
-use crate::sys::{self, SocketWatch};
+use crate::sys::{self, SocketWatch, TcpStream};
 use crate::trace::Traffic;
 
 /// How long the link may receive nothing when some lanes have ended and others have not. A peer
@@ -55,7 +54,7 @@ struct Outgoing {
 
 impl StripedLink {
     pub(super) fn new(streams: Vec<TcpStream>) -> StripedLink {
-        let traffic = Traffic::of_sockets(streams.iter().map(SocketWatch::new).collect());
+        let traffic = Traffic::of_sockets(streams.iter().map(|stream| SocketWatch::new(stream)).collect());
         let lane = |stream| Lane { stream, sending: None, receiving: Incoming::default(), closed: false };
         let lanes = streams.into_iter().map(lane).collect();
         StripedLink { lanes, taken: 0, assigned: 0, joiner: Joiner::new(false), ending: None, traffic }
@@ -184,6 +183,10 @@ impl Link for StripedLink {
 
     fn traffic(&self) -> Option<(&'static str, Arc<Traffic>)> {
         Some(("tcp", self.traffic.clone()))
+    }
+
+    fn is_intact(&self) -> bool {
+        self.lanes.iter().all(|lane| lane.stream.is_intact())
     }
 
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {

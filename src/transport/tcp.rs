@@ -7,7 +7,6 @@
 use std::io;
 use std::sync::Arc;
 
-use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 
 use super::Link;
@@ -17,7 +16,7 @@ use super::receive_buffer::{BUFFER, ReceiveBuffer};
 use super::stripe::StripedLink;
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
-use crate::sys::{self, SocketWatch};
+use crate::sys::{self, SocketWatch, TcpStream};
 use crate::trace::Traffic;
 
 /// From this many bytes on, a receive that finds the buffer empty bypasses it.
@@ -123,6 +122,10 @@ impl Link for TcpLink {
 
     fn traffic(&self) -> Option<(&'static str, Arc<Traffic>)> {
         Some(("tcp", self.traffic.clone()))
+    }
+
+    fn is_intact(&self) -> bool {
+        self.stream.is_intact()
     }
 
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {

@@ -23,14 +23,14 @@ fn tcp_pair(lanes: usize) -> [Box<dyn Link>; 2] {
 }
 
 /// Returns both ends of some connections.
-fn connections(lanes: usize) -> [Vec<mio::net::TcpStream>; 2] {
+fn connections(lanes: usize) -> [Vec<crate::sys::TcpStream>; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let pairs = (0..lanes).map(|_| {
         let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let accepted = listener.accept().unwrap().0;
         [connected, accepted].map(|stream| {
             stream.set_nonblocking(true).unwrap();
-            let stream = mio::net::TcpStream::from_std(stream);
+            let stream = crate::sys::TcpStream::from_std(stream);
             tcp::prepare(&stream).unwrap();
             stream
         })
@@ -313,7 +313,7 @@ fn a_link_of_which_one_connection_is_cut_is_broken() {
         let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         others.push(listener.accept().unwrap().0);
         connected.set_nonblocking(true).unwrap();
-        mio::net::TcpStream::from_std(connected)
+        crate::sys::TcpStream::from_std(connected)
     });
     let mut link = tcp::link(lanes.collect());
     others[0].shutdown(std::net::Shutdown::Both).unwrap();
@@ -336,7 +336,7 @@ fn a_link_of_which_one_connection_is_cut_is_broken() {
 fn rail_pair(rails: usize) -> ([RailLink; 2], Vec<[TcpStream; 2]>) {
     use std::os::fd::AsFd;
     let ends = connections(rails);
-    let handle = |stream: &mio::net::TcpStream| TcpStream::from(stream.as_fd().try_clone_to_owned().unwrap());
+    let handle = |stream: &crate::sys::TcpStream| TcpStream::from(stream.as_fd().try_clone_to_owned().unwrap());
     let cuts = std::iter::zip(&ends[0], &ends[1]).map(|(a, b)| [handle(a), handle(b)]).collect();
     let [a, b] = ends;
     ([RailLink::new(a, 0, 1), RailLink::new(b, 0, 0)], cuts)

@@ -9,7 +9,6 @@ use std::io::{self, IoSlice, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::client::verify_server_name;
@@ -30,7 +29,7 @@ use super::receive_buffer::{BUFFER, ReceiveBuffer};
 use super::{Link, cause_of};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::{Cause, Error, Result};
-use crate::sys::{self, SocketWatch};
+use crate::sys::{self, SocketWatch, TcpStream};
 use crate::trace::Traffic;
 use crate::types::Rank;
 
@@ -230,7 +229,7 @@ impl TlsLink {
 
     /// Reads what the socket has; returns whether there was anything.
     fn receive_packets(&mut self) -> std::result::Result<bool, Cause> {
-        match self.session.read_tls(&mut self.stream) {
+        match self.session.read_tls(&mut *self.stream) {
             Ok(0) => return Err(Cause::Closed),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -325,6 +324,10 @@ impl Link for TlsLink {
 
     fn traffic(&self) -> Option<(&'static str, Arc<Traffic>)> {
         Some(("tls", self.traffic.clone()))
+    }
+
+    fn is_intact(&self) -> bool {
+        self.stream.is_intact()
     }
 
     fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {

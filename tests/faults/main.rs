@@ -91,6 +91,7 @@ const TESTS: &[runner::Test] = &[
     ("row_68_no_memory_on_one_rank", system::no_memory_on_one_rank),
     ("row_70_closed_standard_descriptors", system::closed_standard),
     ("row_71_setuid", system::setuid),
+    ("row_72_closefrom", system::close_all),
     ("survivors_go_on", processes::survivors_go_on),
     ("a_receive_from_any_rank_names_the_killed_rank", processes::any_names_the_killed),
     ("a_part_fails_and_the_whole_shrinks", processes::part_fails),

@@ -21,7 +21,7 @@ use super::handshake::{Acceptor, Hello, LONGEST, NONCE, Purpose};
 use super::query;
 use super::stream::Stream;
 use crate::bootstrap::identity::{Identity, random_number};
-use crate::sys::{LocalListener, Poll, Waker, above_standard};
+use crate::sys::{self, Guarded, LocalListener, Poll, Waker, above_standard};
 
 /// How long a peer may take for each message of the handshake.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
@@ -175,8 +175,7 @@ impl Drop for Listener {
             return;
         }
         if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
-            // A panic there has been printed, and needs no cleanup.
-            let _ = thread.join();
+            sys::join(thread);
         }
     }
 }
@@ -398,7 +397,8 @@ impl<H: Handler> Server<H> {
             Ok(_) => true,
             Err(error) => error.kind() != io::ErrorKind::WouldBlock,
         };
-        let accepted = |listener: &TcpListener| above_standard(|| listener.accept()).map(|(stream, _)| Stream::Tcp(stream));
+        let accepted =
+            |listener: &TcpListener| above_standard(|| listener.accept()).map(|(stream, _)| Stream::Tcp(Guarded::new(stream)));
         let tcp = || self.network.iter().map(accepted).find(is_ready);
         let local = || self.local.as_ref().map(|listener| above_standard(|| listener.accept()).map(Stream::Local));
         match self.is_locals_turn {

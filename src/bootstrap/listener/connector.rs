@@ -7,7 +7,6 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 
 use super::dial::{DialError, connect_local};
@@ -15,7 +14,7 @@ use super::handshake::{Hello, Initiator, LONGEST, Step};
 use super::stream::Stream;
 use crate::bootstrap::identity::{Identity, Medium};
 use crate::config::CongestionControl;
-use crate::sys;
+use crate::sys::{self, Guarded};
 use crate::transport::congestion;
 
 /// How long the system may take to connect before the attempt is repeated, at first and at most.
@@ -176,12 +175,12 @@ impl Connecting {
     ) -> Result<Connecting, DialError> {
         let (mut stream, medium) = match target {
             Target::Network(address) => {
-                let stream = sys::above_standard(|| TcpStream::connect(*address)).map_err(DialError::Connect)?;
-                (Stream::Tcp(stream), Medium::Network)
+                let stream = sys::above_standard(|| mio::net::TcpStream::connect(*address)).map_err(DialError::Connect)?;
+                (Stream::Tcp(Guarded::new(stream)), Medium::Network)
             }
             Target::Rail { from, to } => {
                 let stream = sys::connect_from(*from, *to).map_err(DialError::Connect)?;
-                (Stream::Tcp(TcpStream::from_std(stream)), Medium::Network)
+                (Stream::Tcp(sys::TcpStream::from_std(stream)), Medium::Network)
             }
             // If the listener's queue is full, this fails at once.
             Target::Local(name) => (Stream::Local(connect_local(name, identity, Instant::now())?), Medium::Local),

@@ -5,13 +5,11 @@ use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use mio::net::TcpStream;
-
 use super::handshake::{Hello, Initiator, LONGEST, Refusal, Step};
 use super::query::exchange;
 use super::stream::Until;
 use crate::bootstrap::identity::{Identity, Medium};
-use crate::sys::{self, LocalStream};
+use crate::sys::{self, LocalStream, TcpStream};
 use crate::transport::tcp;
 
 /// The pause before an attempt whose predecessor's handshake ended early.

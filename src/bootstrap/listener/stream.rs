@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use mio::Registry;
 use mio::event::Source;
-use mio::net::TcpStream;
 
 use crate::bootstrap::identity::Medium;
-use crate::sys::LocalStream;
+use crate::sys::{LocalStream, TcpStream};
 use crate::transport::tcp;
 
 /// A connection to a peer.

@@ -5,7 +5,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 
 use super::mailbox::CHECK_INTERVAL;
@@ -14,7 +13,7 @@ use super::rails::{self, PATIENCE_OF_ACCEPTOR, RailOpening};
 use crate::bootstrap::listener::handshake::{Hello, Purpose};
 use crate::bootstrap::listener::{Connector, DialError, Stream};
 use crate::error::Cause;
-use crate::sys::{self, LocalStream, Process, Waker};
+use crate::sys::{self, LocalStream, Process, TcpStream, Waker};
 use crate::transport::tls::End;
 use crate::transport::{Link, NoLink, Opener, is_end_of_peer, shm};
 use crate::types::Rank;

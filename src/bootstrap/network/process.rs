@@ -4,7 +4,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mio::net::TcpStream;
 use mio::{Events, Token};
 use parking_lot::Mutex;
 
@@ -18,7 +17,7 @@ use crate::bootstrap::peer_info::PeerInfo;
 use crate::config::{CongestionControl, Settings};
 use crate::error::{Cause, Result};
 use crate::failure::StatusBoard;
-use crate::sys::{self, LocalStream, Poll, Process};
+use crate::sys::{self, LocalStream, Poll, Process, TcpStream};
 use crate::transport::rail_link::RailLink;
 use crate::transport::tls::{End, Tls};
 use crate::transport::{Link, NoLink, congestion, tcp};

@@ -4,7 +4,6 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use mio::net::TcpStream;
 use mio::{Registry, Token};
 
 use super::process::{Network, no_connection};
@@ -12,6 +11,7 @@ use crate::bootstrap::address::{self, is_within};
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::listener::{Connector, Stream, Target};
 use crate::error::Cause;
+use crate::sys::TcpStream;
 use crate::transport::NoLink;
 use crate::types::Rank;
 

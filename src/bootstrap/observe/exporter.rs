@@ -15,7 +15,7 @@ use super::exposition::{CONTENT_TYPE, Target, exposition};
 use crate::config::MetricsAddress;
 use crate::error::{Error, Result};
 use crate::failure::StatusBoard;
-use crate::sys::{Poll, ScrapeListener, Waker};
+use crate::sys::{self, Poll, ScrapeListener, Waker};
 
 /// How long a client may take in all.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -72,8 +72,7 @@ impl Drop for Exporter {
             return;
         }
         if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
-            // A panic there has been printed, and needs no cleanup.
-            let _ = thread.join();
+            sys::join(thread);
         }
     }
 }

@@ -118,8 +118,8 @@ impl Gpu {
         // SAFETY: the call writes a handle.
         self.within(DOING, || unsafe { cu::cuMemCreate(&mut handle, size, &properties, 0) })?;
         let physical = Physical { gpu: self, handle };
-        // SAFETY: the call writes a file descriptor.
         sys::above_standard(|| {
+            // SAFETY: the call writes a file descriptor.
             self.within(DOING, || unsafe { cu::cuMemExportToShareableHandle((&raw mut file).cast(), handle, FILE, 0) })
         })?;
         // SAFETY: the descriptor is new, and nothing else has it.

@@ -92,7 +92,7 @@ impl Lender {
 
     fn hand_over(&self, stream: UnixStream) -> io::Result<()> {
         stream.set_nonblocking(true)?;
-        let stream = LocalStream(mio::net::UnixStream::from_std(stream));
+        let stream = LocalStream::new(mio::net::UnixStream::from_std(stream));
         if !stream.is_of_this_user() {
             return Err(io::ErrorKind::PermissionDenied.into());
         }

@@ -11,13 +11,13 @@ use rustix::fs::{
 };
 use rustix::mm::{Advice, madvise};
 
-use crate::sys::above_standard;
 use crate::sys::unix::mapping::{self, Memory, make_pages_private, reserve_in_pieces};
 use crate::sys::unix::memory::check_file_size;
+use crate::sys::{Guarded, above_standard};
 
 pub(in crate::sys) type Mapping = mapping::Mapping<Memfd>;
 
-pub(in crate::sys) struct Memfd(OwnedFd);
+pub(in crate::sys) struct Memfd(Guarded<OwnedFd>);
 
 impl AsFd for Memfd {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -35,7 +35,7 @@ impl Memory for Memfd {
         ftruncate(&file, len as u64)?;
         // No process can shrink the file while others use it. It may grow: see `extend`.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL)?;
-        Ok(Memfd(file))
+        Ok(Memfd(Guarded::new(file)))
     }
 
     fn received(file: OwnedFd, len: usize) -> io::Result<Memfd> {
@@ -43,7 +43,7 @@ impl Memory for Memfd {
         // this process.
         let is_sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         let is_whole = fstat(&file)?.st_size == len as i64;
-        if is_whole && is_sealed { Ok(Memfd(file)) } else { Err(io::ErrorKind::InvalidData.into()) }
+        if is_whole && is_sealed { Ok(Memfd(Guarded::new(file))) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
     fn extend(&self, range: &Range<usize>, deadline: Instant) -> io::Result<()> {

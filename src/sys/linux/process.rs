@@ -9,7 +9,7 @@ use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::sys::{Process, above_standard};
+use crate::sys::{Guarded, Process, above_standard};
 
 /// Returns 0: an id is given to another process only after all others have been given.
 pub(in crate::sys) fn own_creation() -> u64 {
@@ -17,14 +17,14 @@ pub(in crate::sys) fn own_creation() -> u64 {
 }
 
 /// Detects the end of another process.
-pub(crate) struct ProcessWatch(OwnedFd);
+pub(crate) struct ProcessWatch(Guarded<OwnedFd>);
 
 impl ProcessWatch {
     /// Begins to watch a process; `None` if it has ended.
     pub(crate) fn open(process: Process) -> io::Result<Option<ProcessWatch>> {
         let pid = Pid::from_raw(process.id as i32).ok_or(io::ErrorKind::InvalidInput)?;
         match above_standard(|| pidfd_open(pid, PidfdFlags::empty())) {
-            Ok(file) => Ok(Some(ProcessWatch(file))),
+            Ok(file) => Ok(Some(ProcessWatch(Guarded::new(file)))),
             Err(Errno::SRCH) => Ok(None),
             Err(error) => Err(error.into()),
         }

@@ -9,7 +9,7 @@ use rustix::event::kqueue::{Event, EventFilter, EventFlags, ProcessEvents, keven
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-use crate::sys::{Process, above_standard};
+use crate::sys::{Guarded, Process, above_standard};
 
 /// Returns what the system says about a process; an error of [`is_no_process`] if it has ended.
 fn information(id: u32) -> io::Result<libc::proc_bsdinfo> {
@@ -34,7 +34,7 @@ pub(in crate::sys) fn own_creation() -> u64 {
 
 /// Detects the end of another process.
 pub(crate) struct ProcessWatch {
-    queue: OwnedFd,
+    queue: Guarded<OwnedFd>,
     /// The system reports the end once.
     has_ended: AtomicBool,
 }
@@ -60,7 +60,7 @@ impl ProcessWatch {
             Err(error) if is_no_process(&error) => Ok(None),
             // Another user's process has the id now: this one's ranks run as this user.
             Err(error) if process.created != 0 && error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
-            _ => Ok(Some(ProcessWatch { queue, has_ended: AtomicBool::new(false) })),
+            _ => Ok(Some(ProcessWatch { queue: Guarded::new(queue), has_ended: AtomicBool::new(false) })),
         }
     }
 

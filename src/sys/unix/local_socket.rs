@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use crate::sys::above_standard;
+use crate::sys::{Guarded, above_standard};
 use mio::{Interest, Registry, Token};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
@@ -28,7 +28,7 @@ pub(super) const NO_SIGNAL: SendFlags = {
 };
 
 /// A connection inside the host. Reads and writes do not block; those of [`LocalStream::until`] do.
-pub(crate) struct LocalStream(pub(in crate::sys) mio::net::UnixStream);
+pub(crate) struct LocalStream(Guarded<mio::net::UnixStream>);
 
 /// Connects to an address. Tries again while an error says that the listener's queue is full, and
 /// fails with `TimedOut` if it is full until the deadline.
@@ -43,7 +43,7 @@ pub(in crate::sys) fn connect_to(
         // A blocking connect would wait as long as the listener's queue is full, and strangers can
         // keep it full. mio's does not block.
         match above_standard(|| mio::net::UnixStream::connect_addr(address)) {
-            Ok(stream) => return Ok(LocalStream(stream)),
+            Ok(stream) => return Ok(LocalStream::new(stream)),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if !is_full(&error) => return Err(error),
             Err(_) if Instant::now() < deadline => std::thread::sleep(PAUSE),
@@ -53,6 +53,15 @@ pub(in crate::sys) fn connect_to(
 }
 
 impl LocalStream {
+    pub(in crate::sys) fn new(stream: mio::net::UnixStream) -> LocalStream {
+        LocalStream(Guarded::new(stream))
+    }
+
+    /// Returns whether the program has left the connection open.
+    pub(crate) fn is_intact(&self) -> bool {
+        self.0.is_intact()
+    }
+
     /// Returns whether the process at the other end runs as the user of this process.
     pub(crate) fn is_of_this_user(&self) -> bool {
         #[cfg(target_os = "linux")]
@@ -110,7 +119,7 @@ impl LocalStream {
 
 impl io::Read for &LocalStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        (&self.0).read(into)
+        (&*self.0).read(into)
     }
 }
 
@@ -190,7 +199,7 @@ impl<Place> LocalListener<Place> {
 
     /// Accepts the next connection; `WouldBlock` if there is none.
     pub(crate) fn accept(&self) -> io::Result<LocalStream> {
-        above_standard(|| self.listener.accept()).map(|(stream, _)| LocalStream(stream))
+        above_standard(|| self.listener.accept()).map(|(stream, _)| LocalStream::new(stream))
     }
 
     pub(crate) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use super::local_socket::{LocalListener, LocalStream, connect_to};
 use crate::sys::above_standard;
-use crate::sys::environment::temporary_folder;
 use crate::sys::file::{is_still_at, try_lock};
 
 /// The extension of the folders of listeners, and of those that have no name yet.
@@ -34,6 +33,10 @@ const OF_A_NAME: usize = 48;
 pub(in crate::sys) fn folder_of_listeners() -> PathBuf {
     let folder = own_folder().unwrap_or_else(temporary_folder);
     if folder.as_os_str().len() + OF_A_NAME <= LONGEST { folder } else { PathBuf::from("/tmp") }
+}
+
+fn temporary_folder() -> PathBuf {
+    crate::sys::variable("TMPDIR").filter(|folder| !folder.is_empty()).map_or_else(|| "/tmp".into(), PathBuf::from)
 }
 
 /// Returns the folder for caches of this user on this machine. Its environment does not change it,

@@ -48,7 +48,7 @@ pub(super) fn connect(address: SocketAddr, identity: &Identity, deadline: Instan
             ConnectError::Permanent(StoreError::Version { theirs: theirs.into(), mine: handshake::VERSION.into() })
         }
     })?;
-    blocking(stream).map_err(ConnectError::Transient)
+    blocking(stream.into_inner()).map_err(ConnectError::Transient)
 }
 
 /// Makes the calls of a stream wait.

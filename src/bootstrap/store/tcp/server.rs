@@ -19,7 +19,7 @@ use crate::bootstrap::listener::handshake::{Hello, Purpose};
 use crate::bootstrap::listener::{Listener, Stream};
 use crate::config::{self, process_env};
 use crate::error::{Result, StoreError};
-use crate::sys::{self, Poll, Waker};
+use crate::sys::{self, Poll, TcpStream, Waker};
 
 /// The most that a server stores, in bytes of keys and values.
 pub(super) const CAPACITY: usize = 256 << 20;
@@ -69,7 +69,7 @@ impl TcpStoreServer {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(&poll, WAKER)?);
         let stop = Arc::new(AtomicBool::new(false));
-        let arrivals: Arc<Mutex<Vec<mio::net::TcpStream>>> = Arc::default();
+        let arrivals: Arc<Mutex<Vec<TcpStream>>> = Arc::default();
         let (admitted, wake) = (arrivals.clone(), waker.clone());
         let listener = Listener::open(Some(listener), None, identity, move |hello: Hello, stream| {
             if let (Purpose::Store, Stream::Tcp(stream)) = (hello.purpose, stream) {
@@ -119,8 +119,7 @@ impl Drop for TcpStoreServer {
         }
         self.stop.store(true, Ordering::Release);
         if let (Ok(()), Some(thread)) = (self.waker.wake(), self.thread.take()) {
-            // A panic there has been printed, and needs no cleanup.
-            let _ = thread.join();
+            sys::join(thread);
         }
     }
 }
@@ -154,7 +153,7 @@ struct Server {
 }
 
 struct Client {
-    stream: mio::net::TcpStream,
+    stream: TcpStream,
     received: BytesMut,
     unsent: VecDeque<Bytes>,
     /// The key that the client waits for, and until when.
@@ -162,7 +161,7 @@ struct Client {
 }
 
 impl Server {
-    fn serve(&mut self, arrivals: &Mutex<Vec<mio::net::TcpStream>>, stop: &AtomicBool) -> io::Result<()> {
+    fn serve(&mut self, arrivals: &Mutex<Vec<TcpStream>>, stop: &AtomicBool) -> io::Result<()> {
         let mut events = Events::with_capacity(256);
         while !stop.load(Ordering::Acquire) {
             let next_deadline = self.clients.values().filter_map(|client| Some(client.awaits.as_ref()?.1)).min();

@@ -20,7 +20,7 @@ use crate::processes::on_every_transport;
 use crate::rank::{Calls, Task, collectives, say};
 use crate::runner::Outcome::{self, Passed};
 
-pub(crate) use descriptors::closed_standard;
+pub(crate) use descriptors::{close_all, closed_standard};
 pub(crate) use forks::{forked, killed_with_a_child};
 pub(crate) use leftovers::{Belongings, nothing_left_over, sockets};
 pub(crate) use limits::{
@@ -129,6 +129,7 @@ pub(crate) fn prepare(task: &str) {
 pub(crate) fn run_task(task: &str, comm: &Communicator) -> Task {
     match task {
         "closed" => descriptors::print_into_nothing(comm),
+        "closefrom" => descriptors::close_from(comm),
         "fork" => forks::fork(comm),
         "parent" => forks::be_a_parent(comm),
         "no descriptors" => limits::without_descriptors(comm),

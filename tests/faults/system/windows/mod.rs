@@ -41,6 +41,7 @@ not_run!("Windows has no forks": forked, killed_with_a_child, killed_with_a_chil
 not_run!("Windows has no signals": signals);
 not_run!("no program is setuid on Windows": setuid);
 not_run!("standard input, output and error are no numbers of descriptors on Windows": closed_standard);
+not_run!("a program cannot close all of its handles on Windows": close_all);
 not_run!("Windows has no limit of handles": no_descriptors, few_descriptors, no_descriptors_for_the_store);
 not_run!("a process cannot make its own system calls fail on Windows":
     no_shared_memory, no_memory_in_time, no_thread, no_memory_on_one_rank);
