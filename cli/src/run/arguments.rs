@@ -58,10 +58,21 @@ pub(crate) struct Args {
     pub(super) no_prefix: bool,
     /// How long the other ranks may take to report after one has failed
     #[arg(long, value_parser = duration, default_value = "1s")]
-    pub(super) grace: Duration,
+    grace: Duration,
+    /// Let the other ranks go on after one has failed, as they do that call `shrink`. The exit status
+    /// is 0 if a rank ends with 0, and otherwise that of the rank that ends last
+    #[arg(long, conflicts_with = "grace")]
+    pub(super) keep_going: bool,
     /// The program and its arguments; `bench ...` is the built-in command
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub(super) program: Vec<OsString>,
+}
+
+impl Args {
+    /// Returns how long the other ranks may take to end after one has failed; `None` if they go on.
+    pub(super) fn grace(&self) -> Option<Duration> {
+        (!self.keep_going).then_some(self.grace)
+    }
 }
 
 /// Parses an address. Port 0 lets the system choose one.

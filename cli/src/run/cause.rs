@@ -23,7 +23,7 @@ pub(super) struct Member {
 }
 
 /// How a rank ended.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub(super) enum Ending {
     Status(ExitStatus),
     /// The connection to its host ended, for this reason. How the rank ended is unknown.

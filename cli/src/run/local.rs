@@ -88,8 +88,9 @@ impl LocalRanks {
 }
 
 impl Ranks for LocalRanks {
-    fn are_running(&self) -> bool {
-        self.processes.iter().any(Option::is_some)
+    fn running(&self) -> Vec<usize> {
+        let is_running = |at: &usize| self.processes[*at].is_some();
+        (0..self.processes.len()).filter(is_running).map(|at| self.first + at).collect()
     }
 
     fn signal(&self, signal: Signal) {

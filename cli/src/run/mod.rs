@@ -2,7 +2,7 @@
 //!
 //! The launcher serves the store of the rendezvous. Each job has a name and a secret of its own, so
 //! that jobs on one machine stay apart. The launcher forwards signals, and ends all ranks when one
-//! fails. On other hosts, an agent that ssh starts does this for the ranks there.
+//! fails, unless they are to go on. On other hosts, an agent that ssh starts does this for the ranks there.
 
 mod arguments;
 mod cause;
@@ -91,7 +91,7 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     }
 
     let palette = Palette::new(count, !args.no_prefix);
-    let mut supervisor = Supervisor::new(LocalRanks::new(&credentials.job, 0), args.grace);
+    let mut supervisor = Supervisor::new(LocalRanks::new(&credentials.job, 0), args.grace());
     // Nothing is sent. The channel closes when all output of the ranks has been forwarded.
     let (unread, all_read) = bounded(0);
     // A secret in the launcher's environment reaches the ranks through theirs.
@@ -133,7 +133,10 @@ fn conclude(failure: Option<Failure>, palette: &Palette, ranks: usize) -> ExitCo
     match failure {
         None if lost.is_some() => ExitCode::FAILURE,
         None => ExitCode::SUCCESS,
-        Some(failure) => failure.report(ranks),
+        Some(failure) => match failure.report(ranks) {
+            0 if lost.is_some() => ExitCode::FAILURE,
+            code => process::exit(code),
+        },
     }
 }
 

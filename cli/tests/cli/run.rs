@@ -94,6 +94,20 @@ fn run_an_inner_job() {
     }
 }
 
+/// One rank ends, and the others continue without it, as docs/failures.md advises.
+fn go_on(comm: Communicator) {
+    if comm.rank() == CULPRIT {
+        std::process::exit(3);
+    }
+    let error = comm.barrier().unwrap_err();
+    assert_eq!(error.culprit(), Some(CULPRIT));
+    let comm = comm.shrink().unwrap();
+    let mut ranks = vec![0; comm.world_size()];
+    comm.all_gather(&[comm.rank() as u64], &mut ranks).unwrap();
+    assert_eq!(ranks, [0, 1]);
+    println!("went on");
+}
+
 fn be_a_rank_of_an_inner_job(comm: &Communicator) {
     if comm.rank() != 2 {
         assert_eq!(comm.barrier().unwrap_err().culprit(), Some(2));
@@ -133,6 +147,9 @@ fn be_a_rank() {
     let mut comm = connect();
     if task == "inside" {
         return be_a_rank_of_an_inner_job(&comm);
+    }
+    if task == "goes-on" {
+        return go_on(comm);
     }
     if matches!(&*task, "reconnects" | "shrinks") {
         let Some(next) = recovered(comm, &task) else { return };
@@ -192,22 +209,53 @@ impl Drop for Folder {
     }
 }
 
+/// Has the launcher wait for what the ranks report.
+const PATIENT: [&str; 2] = ["--grace", "240s"];
+
 /// Runs three ranks, and returns what the launcher prints last.
 fn job(task: &str) -> (Output, String) {
+    job_with(&PATIENT, task)
+}
+
+fn job_with(options: &[&str], task: &str) -> (Output, String) {
     let folder = Folder::new(task);
-    job_in(&folder.0, folder.0.as_os_str(), task)
+    job_in(&folder.0, folder.0.as_os_str(), options, task)
 }
 
 /// Runs three ranks in a working directory, with a folder for temporary files.
-fn job_in(directory: &Path, temporary: &OsStr, task: &str) -> (Output, String) {
+fn job_in(directory: &Path, temporary: &OsStr, options: &[&str], task: &str) -> (Output, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
-    command.args(["run", "-n", "3", "--grace", "240s", "--"]).arg(std::env::current_exe().unwrap());
+    command.args(["run", "-n", "3"]).args(options).arg("--").arg(std::env::current_exe().unwrap());
     command.args(["--exact", "run::be_a_rank", "--nocapture"]).env(TASK, task).env(TEMPORARY, temporary).current_dir(directory);
     let output = command.stdin(Stdio::null()).output().unwrap();
     let last = text(&output.stderr).lines().last().unwrap_or_default().to_owned();
     let left = std::fs::read_dir(directory.join(temporary)).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
     assert!(left.is_empty(), "{left:?}");
     (output, last)
+}
+
+#[test]
+fn survivors_go_on_if_they_may() {
+    let (output, last) = job_with(&["--keep-going"], "goes-on");
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    assert_eq!(text(&output.stdout).matches("went on").count(), 2, "{err}");
+    assert!(last.starts_with("kolo run: rank 1 (pid ") && last.contains(") exited with status 3 after "), "{err}");
+    assert!(last.ends_with(" s; 2 ranks ended with status 0"), "{err}");
+    // All fail: none of them shrinks. The status is that of the last, and not of the rank at fault.
+    let (output, last) = job_with(&["--keep-going"], "fails");
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{err}");
+    assert!(last.contains("exited with status 101 after ") && last.contains("; rank 1 (pid "), "{err}");
+    assert!(last.ends_with(" s; no rank ended with status 0"), "{err}");
+}
+
+/// They had the time to end.
+#[test]
+fn only_ranks_that_were_stopped_are_said_to_be_stopped() {
+    let (output, last) = job("goes-on");
+    assert!(last.starts_with("kolo run: rank 1 (pid ") && output.status.code() == Some(3), "{}", text(&output.stderr));
+    assert!(last.ends_with(" s; the other ranks ended by themselves"), "{last}");
 }
 
 /// Programs for PyTorch start without torchrun, also where it starts `kolo run`.
@@ -288,7 +336,7 @@ fn ranks_find_the_folder_for_temporary_files() {
         let absolute = folder.0.join(temporary);
         std::fs::create_dir_all(&absolute).unwrap();
         let temporary = if temporary.as_bytes().contains(&0xff) { absolute.as_os_str() } else { temporary };
-        let (output, last) = job_in(&folder.0, temporary, "fails");
+        let (output, last) = job_in(&folder.0, temporary, &PATIENT, "fails");
         assert!(last.starts_with("kolo run: rank 1 (pid "), "{temporary:?}: {}", text(&output.stderr));
         assert_eq!(output.status.code(), Some(3), "{temporary:?}");
     }

@@ -170,6 +170,18 @@ fn be_a_rank() {
             eprintln!("{error}");
             std::process::exit(1);
         }
+        // It is killed, with its host or alone, and the others continue without it.
+        "goes-on" if comm.rank() == 1 => {
+            fs::write("pid1", std::process::id().to_string()).unwrap();
+            fs::write("agent1", std::os::unix::process::parent_id().to_string()).unwrap();
+            std::thread::sleep(PATIENCE);
+        }
+        "goes-on" => {
+            assert_eq!(comm.barrier().unwrap_err().culprit(), Some(1));
+            let comm = comm.shrink().unwrap();
+            comm.barrier().unwrap();
+            println!("went on with {}", comm.world_size());
+        }
         other => panic!("{other}"),
     }
 }
@@ -263,6 +275,27 @@ fn a_rank_that_fails_is_named_with_its_host() {
         assert_eq!(output.status.code(), Some(code));
         assert_ended(&pids);
         (0..3).for_each(|rank| fs::remove_file(bed.0.join(format!("pid{rank}"))).unwrap());
+    }
+}
+
+/// Another rank of the host is among the survivors, unless the host was lost.
+#[test]
+fn survivors_on_all_hosts_go_on_if_they_may() {
+    for (killed, hosts, hint) in [
+        ("pid1", "a,b:2", ") was ended by SIGKILL after "),
+        ("agent1", "a,b,c", " was lost after "),
+        ("pid1", "a,b,c", "SIGKILL"),
+    ] {
+        let bed = Bed::new("goes-on");
+        let child = piped(with_ranks(&mut bed.run(&["--hosts", hosts, "--keep-going"]), "goes-on"));
+        let pid = || fs::read_to_string(bed.0.join(killed)).ok()?.parse().ok();
+        wait_until("rank 1 does not start", || pid().is_some());
+        send(pid().unwrap(), Signal::KILL);
+        let output = end_of(child);
+        let (said, out) = (last(&output), text(&output.stdout));
+        assert!(said.starts_with("kolo run: rank 1 on b ") && said.contains(hint), "{}", text(&output.stderr));
+        assert!(said.ends_with("; 2 ranks ended with status 0"), "{said}");
+        assert_eq!((out.matches("went on with 2").count(), output.status.code()), (2, Some(0)), "{out}{said}");
     }
 }
 

@@ -89,7 +89,9 @@ fn serve() -> Result<(), String> {
     };
     let ranks = LocalRanks::new(&format!("{}-{}", job.name, job.host), job.first);
     let unread = (0..job.ranks).map(|_| [AtomicBool::new(false), AtomicBool::new(false)]).collect();
-    let mut agent = Agent { launcher, ranks, first: job.first, unread, input: None, has_failed: false, shutdown: Shutdown::No };
+    let keep_going = job.keep_going;
+    let mut agent =
+        Agent { launcher, ranks, first: job.first, unread, input: None, keep_going, has_failed: false, shutdown: Shutdown::No };
     let (reading, all_read) = bounded(0);
     agent.start((&job, master), &program, &events, &reading);
     drop(reading);
@@ -225,7 +227,9 @@ struct Agent {
     unread: Arc<Unread>,
     /// Where the input of rank 0 goes.
     input: Option<Sender<Vec<u8>>>,
-    /// Whether a rank of the job has failed.
+    /// Whether the other ranks go on when one has failed.
+    keep_going: bool,
+    /// Whether the job has failed.
     has_failed: bool,
     shutdown: Shutdown,
 }
@@ -347,8 +351,9 @@ impl Agent {
     }
 
     fn ended(&mut self, rank: usize, status: std::process::ExitStatus) {
-        self.has_failed |= !status.success();
-        if self.ranks.ended(rank, self.has_failed).is_some() {
+        let has_failed = !status.success();
+        self.has_failed |= has_failed && !self.keep_going;
+        if self.ranks.ended(rank, has_failed || self.has_failed).is_some() {
             let failures = self.ranks.report(rank).map(|report| {
                 let age = SystemTime::now().duration_since(report.written).unwrap_or_default();
                 (tail(&report.text).to_owned(), age.as_millis() as u64)

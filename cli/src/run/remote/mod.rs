@@ -102,6 +102,7 @@ pub(super) fn launch(args: &Args, hosts: Vec<Host>) -> Result<ExitCode, (u8, Str
             environment: environment.clone(),
             program: args.program.clone(),
             has_input: reads && of_host.start == 0,
+            keep_going: args.keep_going,
         };
         ranks.hosts.extend(of_host.clone().map(|_| Some(index)));
         let connection = agents.open(index, &host, of_host, receivers.clone());
@@ -124,7 +125,7 @@ pub(super) fn launch(args: &Args, hosts: Vec<Host>) -> Result<ExitCode, (u8, Str
         Err(failure) => {
             ranks.close();
             return match failure {
-                NotReady::Stopped(signal) => Ok(Failure::Stopped(signal).report(count)),
+                NotReady::Stopped(signal) => Ok(process::exit(Failure::Stopped(signal).report(count))),
                 NotReady::Hosts(problems) => Err(failed(problems.join("\nkolo run: "))),
             };
         }
@@ -133,7 +134,7 @@ pub(super) fn launch(args: &Args, hosts: Vec<Host>) -> Result<ExitCode, (u8, Str
     if reads && let Some(connection) = ranks.connections.first() {
         send_input(connection);
     }
-    let mut supervisor = Supervisor::new(ranks, args.grace);
+    let mut supervisor = Supervisor::new(ranks, args.grace());
     let mut failure = supervisor.wait(&event);
     drop(server);
     // The ranks' output is written before the report of their end, however slow its reader is.
@@ -334,8 +335,8 @@ impl RemoteRanks {
 impl Ranks for RemoteRanks {
     const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 
-    fn are_running(&self) -> bool {
-        self.hosts.iter().any(Option::is_some)
+    fn running(&self) -> Vec<usize> {
+        (0..self.hosts.len()).filter(|rank| self.hosts[*rank].is_some()).collect()
     }
 
     fn signal(&self, signal: Signal) {

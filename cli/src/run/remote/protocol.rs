@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The agent's first line. Its number changes with the protocol.
-pub(super) const PREAMBLE: &[u8] = b"kolo agent: protocol 2\n";
+pub(super) const PREAMBLE: &[u8] = b"kolo agent: protocol 3\n";
 
 /// The largest frame of the launcher, in bytes: arguments and environment are at most this long.
 pub(super) const LARGEST_JOB: usize = 16 << 20;
@@ -40,6 +40,8 @@ pub(super) struct Job {
     pub(super) program: Vec<OsString>,
     /// Whether rank 0 is among the ranks and reads what the launcher reads.
     pub(super) has_input: bool,
+    /// Whether the other ranks go on when one has failed.
+    pub(super) keep_going: bool,
 }
 
 /// What the launcher tells an agent.
