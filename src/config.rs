@@ -5,9 +5,11 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::log;
 use crate::schedule::Algorithm;
 use crate::schedule::select::CostModel;
 use crate::sys;
@@ -170,6 +172,70 @@ pub const VARIABLES: &[&str] = &[
     "KOLO_WIRE_DTYPE",
     "KOLO_WORLD_SIZE",
 ];
+
+/// How the names go on, after `KOLO_`, of variables that kolo's own tests, examples and builds read.
+const OTHERS: [&str; 10] =
+    ["COUNTS_", "FAKE_", "FEATURES", "GPU_FIGURES", "LIBRARY", "LIGHTGBM", "PLATFORM", "RESNET_", "TORCH_CPP", "WRITE_"];
+
+/// Describes the variables of this process that begin with `KOLO_` and that kolo does not read: they
+/// may be misspelt.
+pub fn unknown_variables() -> Vec<String> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    describe_unknown(names)
+}
+
+fn describe_unknown(names: impl Iterator<Item = String>) -> Vec<String> {
+    let is_of_tests = |name: &str| name.contains("_TEST_") || OTHERS.iter().any(|other| name["KOLO_".len()..].starts_with(other));
+    let is_known = |name: &str| VARIABLES.contains(&name) || is_of_tests(name);
+    let mut unknown: Vec<String> = names.filter(|name| name.starts_with("KOLO_") && !is_known(name)).collect();
+    unknown.sort_unstable();
+    let describe = |name: &String| match nearest(name) {
+        Some(known) => format!("kolo does not read {name} (the nearest that it reads is {known})"),
+        None => format!("kolo does not read {name}"),
+    };
+    unknown.iter().map(describe).collect()
+}
+
+/// What to do about variables that kolo does not read.
+pub const UNKNOWN_VARIABLES: &str = "correct the name, or unset it; docs/settings.md lists all variables";
+
+/// Warns, once for each process, of variables that kolo does not read, where this process is the
+/// first of its host.
+pub(crate) fn warn_of_unknown_variables(is_first: impl FnOnce() -> bool) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let unknown = unknown_variables();
+        if !unknown.is_empty() && is_first() {
+            log::warn!("{}; {UNKNOWN_VARIABLES}", unknown.join("; "));
+        }
+    });
+}
+
+/// Returns the variable that is most like a name, if at least half of the letters are right.
+fn nearest(name: &str) -> Option<&'static str> {
+    let letters = name.len() - "KOLO_".len();
+    let distances = VARIABLES.iter().map(|known| (distance(name.as_bytes(), known.as_bytes()), *known));
+    distances.min().filter(|(distance, _)| 2 * distance <= letters).map(|(_, known)| known)
+}
+
+/// Returns how many letters must be added, removed, replaced or swapped with their neighbour to make
+/// one word of another.
+fn distance(a: &[u8], b: &[u8]) -> usize {
+    let mut rows = vec![(0..=b.len()).collect::<Vec<_>>()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let replaced = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut least = replaced.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                least = least.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
 
 /// Looks up an environment variable. Tests pass an environment of their own.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -339,6 +405,8 @@ impl Default for Settings {
 impl Settings {
     pub(crate) fn from_env(env: Env<'_>) -> Result<Settings> {
         let mut settings = Settings::default();
+        // What follows may log.
+        log::start(parse(env, "KOLO_LOG", log::LEVEL, log::level)?);
         let shared = &mut settings.shared;
         (shared.algorithm, shared.model) = selection(env)?;
         shared.measures = NETWORK_COSTS.into_iter().all(|name| env(name).is_none());
@@ -719,7 +787,24 @@ mod tests {
         assert_eq!(read.metrics, Some(MetricsAddress::Socket("/run/kolo-{rank}.sock".to_owned())));
     }
 
-    /// `kolo doctor` takes all others for misspelt.
+    #[test]
+    fn a_misspelt_variable_is_named_with_the_one_that_was_meant() {
+        let told = |names: &[&str]| describe_unknown(names.iter().map(|name| format!("KOLO_{name}")).chain(["PATH".to_owned()]));
+        assert_eq!(
+            told(&["TIMEUOT", "SECRT", "TIMEOUT", "TEST_ALL", "FAKE_GPUS", "WEATHER"]),
+            [
+                "kolo does not read KOLO_SECRT (the nearest that it reads is KOLO_SECRET)",
+                "kolo does not read KOLO_TIMEUOT (the nearest that it reads is KOLO_TIMEOUT)",
+                "kolo does not read KOLO_WEATHER",
+            ]
+        );
+        let words = [("", "", 0), ("ab", "ba", 1), ("abc", "", 3), ("kitten", "sitting", 3), ("abcd", "acbd", 1)];
+        for (a, b, expected) in words {
+            assert_eq!(distance(a.as_bytes(), b.as_bytes()), expected, "{a} {b}");
+        }
+    }
+
+    /// All others are taken for misspelt.
     #[test]
     fn every_variable_is_known_and_documented() {
         let is_of_name = |letter: char| letter.is_ascii_uppercase() || letter == '_';
@@ -744,6 +829,7 @@ mod tests {
         for (name, value, hint) in [
             ("KOLO_ALGORITHM", "rings", "halving-doubling"),
             ("KOLO_TRANSPORT", "rdma", "auto"),
+            ("KOLO_LOG", "loud", "off, error, warn"),
             ("KOLO_COPY_MODE", "copied", "streamed"),
             ("KOLO_FLAG_LAYOUT", "tree", "hierarchy"),
             ("KOLO_REPRODUCIBLE", "maybe", "0 or 1"),

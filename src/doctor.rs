@@ -73,6 +73,7 @@ pub fn examine() -> Vec<Finding> {
     let launch = launcher::detect(&process_env);
     let url = store(launch.as_ref().ok().and_then(Option::as_ref));
     let mut findings = vec![version(), of_settings(&settings)];
+    findings.extend(unknown_variables());
     let settings = settings.unwrap_or_default();
     findings.extend([secret(settings.insecure), of_launcher(&launch)]);
     findings.extend([topology(&settings), interfaces()]);
@@ -105,10 +106,19 @@ fn of_settings(settings: &Result<Settings>) -> Finding {
         (_, Err(error), _) | (.., Err(error)) => error.to_string(),
         (Ok(_), Ok(_), Ok(_)) => {
             let set: Vec<&str> = config::VARIABLES.iter().copied().filter(|name| process_env(name).is_some()).collect();
-            return Finding::fine("settings", if set.is_empty() { "none are set".to_owned() } else { set.join(", ") });
+            return Finding::fine(
+                "settings",
+                if set.is_empty() { "no variable that kolo reads is set".to_owned() } else { set.join(", ") },
+            );
         }
     };
     Finding::failure("settings", what, "correct the variable, or unset it; docs/settings.md lists what each may be")
+}
+
+/// Warns of variables that start with `KOLO_` and that kolo does not read. They may be misspelt.
+fn unknown_variables() -> Option<Finding> {
+    let unknown = config::unknown_variables();
+    (!unknown.is_empty()).then(|| Finding::warning("variables", unknown.join("; "), config::UNKNOWN_VARIABLES))
 }
 
 /// Returns what is wrong with each variable that is.
@@ -159,6 +169,9 @@ fn of_launcher(launch: &Result<Option<Launch>>) -> Finding {
             }
         }
         Ok(None) => Finding::fine(SUBJECT, "none: a program started like this is alone, one rank of one"),
+        Err(error @ Error::Setting { .. }) => {
+            Finding::failure(SUBJECT, error.to_string(), "correct the variable, or unset it; the launcher sets it for each rank")
+        }
         Err(error) => Finding::failure(SUBJECT, error.to_string(), "start the program with kolo run, torchrun, srun or mpirun"),
     }
 }

@@ -89,6 +89,7 @@ mod float8;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod log;
 pub mod raw;
 mod reduce;
 mod schedule;
@@ -146,8 +147,12 @@ pub mod settings {
     #[doc(hidden)]
     pub use crate::bootstrap::topology::topology_of_environment;
     #[doc(hidden)]
-    pub use crate::config::{BANDWIDTH, bandwidth, duration, secret_in, selection_of_environment, variable};
+    pub use crate::config::{
+        BANDWIDTH, UNKNOWN_VARIABLES, bandwidth, duration, secret_in, selection_of_environment, unknown_variables, variable,
+    };
     pub use crate::config::{VARIABLES, ports_given as parse_ports, secret_given as parse_secret, secret_of_environment};
+    #[doc(hidden)]
+    pub use crate::log::{LEVEL as LOG_LEVEL, level as log_level};
 }
 
 /// [encrypted links]: crate::settings#encrypted-links

@@ -5,7 +5,6 @@ use std::process::{Child, Command, ExitCode, Stdio};
 
 use clap::Args as ClapArgs;
 use kolo::doctor::{Finding, Severity, examine, of_reading, read_word};
-use kolo::settings::VARIABLES;
 use serde_json::json;
 
 use crate::say;
@@ -34,7 +33,6 @@ pub(crate) fn doctor(args: &Args) -> ExitCode {
         return borrow(read);
     }
     let mut findings = examine();
-    findings.extend(unknown_variables());
     findings.push(of_reading(&try_reading()));
     let works = findings.iter().all(|finding| finding.severity != Severity::Failure);
     // With wrong settings, a job would only report the same findings again.
@@ -81,29 +79,6 @@ fn print_json(findings: &[Finding], failures: usize) {
         })
         .collect();
     say(&format!("{:#}", json!({"kolo": env!("CARGO_PKG_VERSION"), "failures": failures, "findings": list})));
-}
-
-/// Warns about variables that start with `KOLO_` and that kolo does not read. They may be misspelt.
-fn unknown_variables() -> Option<Finding> {
-    let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let mut unknown: Vec<String> = set.filter(|name| name.starts_with("KOLO_") && !VARIABLES.contains(&name.as_str())).collect();
-    unknown.sort();
-    let found: Vec<String> = unknown
-        .iter()
-        .map(|name| match nearest(name) {
-            Some(known) => format!("kolo does not read {name} (the nearest that it reads is {known})"),
-            None => format!("kolo does not read {name}"),
-        })
-        .collect();
-    let advice = "correct the name, or unset it; docs/settings.md lists all variables";
-    (!found.is_empty()).then(|| Finding::warning("variables", found.join("; "), advice))
-}
-
-/// Returns kolo's variable that is most like a name, if at least half of the letters are right.
-fn nearest(name: &str) -> Option<&'static str> {
-    let letters = name.len() - "KOLO_".len();
-    let distances = VARIABLES.iter().copied().map(|known| (strsim::damerau_levenshtein(name, known), known));
-    distances.min().filter(|(distance, _)| 2 * distance <= letters).map(|(_, known)| known)
 }
 
 /// Returns a command that runs this program.

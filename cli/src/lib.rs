@@ -65,6 +65,12 @@ pub fn main() -> ExitCode {
         complain(&format!("kolo: {error}"));
         return if matches!(cli.command, Command::Run(_)) { ExitCode::from(run::LAUNCHER_FAILED) } else { ExitCode::FAILURE };
     }
+    // Ranks warn themselves, and `kolo doctor` lists the variables.
+    if matches!(cli.command, Command::Plan(_) | Command::Trace(_) | Command::Top(_)) {
+        kolo::settings::unknown_variables()
+            .iter()
+            .for_each(|unknown| tracing::warn!("{unknown}; {}", kolo::settings::UNKNOWN_VARIABLES));
+    }
     let result = match cli.command {
         Command::Run(args) => return run::run(&args),
         Command::Guard(args) => {
@@ -92,8 +98,8 @@ pub fn main() -> ExitCode {
 
 /// Writes the library's log to standard error: warnings, or the level of `KOLO_LOG`.
 fn log() -> kolo::Result<()> {
-    let level = kolo::settings::variable("KOLO_LOG", "error, warn, info, debug or trace", |level| level.parse().ok())?;
-    let level = level.unwrap_or(tracing::Level::WARN);
+    let level = kolo::settings::variable("KOLO_LOG", kolo::settings::LOG_LEVEL, kolo::settings::log_level)?;
+    let level = level.unwrap_or(tracing::level_filters::LevelFilter::WARN);
     let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let ansi = wants_colour && std::io::IsTerminal::is_terminal(&std::io::stderr());
     tracing_subscriber::fmt().with_max_level(level).with_ansi(ansi).with_writer(std::io::stderr).with_target(false).init();

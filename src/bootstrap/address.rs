@@ -127,10 +127,10 @@ pub(crate) fn rails(filter: &str) -> Result<Vec<Chosen>> {
     let interfaces = interfaces()?;
     let mut rails = rails_among(filter, &interfaces)?;
     for pattern in without_interface(filter, &interfaces) {
-        tracing::warn!(pattern, rails = rails.len(), "no interface of this host matches a part of KOLO_RAILS");
+        crate::log::warn!(pattern, rails = rails.len(), "no interface of this host matches a part of KOLO_RAILS");
     }
     if rails.len() > MOST_RAILS {
-        tracing::warn!(
+        crate::log::warn!(
             admitted = rails.len(),
             used = MOST_RAILS,
             "KOLO_RAILS admits too many interfaces; the first ones are used"

@@ -45,7 +45,7 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
         Some(chosen) => chosen,
         None => address::choose(start.store_url.as_ref(), filter, rails, start.deadline)?,
     };
-    tracing::info!(address = %chosen.ip, why = chosen.why, "chose the advertised address");
+    crate::log::info!(address = %chosen.ip, why = chosen.why, "chose the advertised address");
     let tls = start.settings.tls.clone().map(|files| load_tls(start, files)).transpose()?;
     let Membership { endpoint: Endpoint { listener, mailbox, board }, identity, peers, settings } =
         rendezvous::gather_members(start, chosen.ip, began)?;
@@ -82,7 +82,7 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
         let why = format!("rank {other} ({}) cannot share memory with rank 0 ({})", members[other].host, members[0].host);
         return Err(Error::Unsupported { what: "transport shm", why });
     }
-    tracing::info!(rank, world = start.world_size, on_host = together.len(), after = ?began.elapsed(), "connected all ranks");
+    crate::log::info!(rank, world = start.world_size, on_host = together.len(), after = ?began.elapsed(), "connected all ranks");
     // An address for metrics that is taken fails the start, when the others wait for this rank itself.
     network.offer(start.settings, start.deadline).map_err(report)?;
     if rank == 0 {
@@ -97,14 +97,14 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
 fn warn_of_loopback(peers: &[PeerInfo], rank: Rank) {
     let this = &peers[rank];
     if peers.iter().any(|peer| peer.cannot_reach(this)) {
-        tracing::warn!(
+        crate::log::warn!(
             address = %this.address.ip(),
             "this rank advertises a loopback address to ranks on other hosts; check KOLO_INTERFACE, KOLO_RAILS and KOLO_STORE"
         );
     }
     if let Some(hidden) = peers.iter().find(|peer| this.cannot_reach(peer)) {
         let PeerInfo { rank, host, address, .. } = hidden;
-        tracing::warn!(
+        crate::log::warn!(
             rank,
             host,
             address = %address.ip(),

@@ -43,7 +43,7 @@ impl Endpoint {
         let local = match LocalListener::bind(&name) {
             Ok(listener) => Some((name, listener)),
             Err(error) => {
-                tracing::debug!(%error, "cannot listen inside the host; this rank shares no memory");
+                crate::log::debug!(%error, "cannot listen inside the host; this rank shares no memory");
                 None
             }
         };

@@ -162,7 +162,7 @@ impl Fabric {
         if let Backing::Network(network) = &self.backing
             && let Err(error) = network.offer(settings, deadline)
         {
-            tracing::warn!(%error, "this rank offers no metrics any more");
+            crate::log::warn!(%error, "this rank offers no metrics any more");
         }
     }
 

@@ -98,7 +98,7 @@ impl HostSetup<'_> {
                     connections.members.push(other);
                     connections.streams.push(stream);
                 }
-                Ok(Stream::Tcp(_)) => tracing::info!(rank = other, "a rank on this machine cannot share memory; it uses TCP"),
+                Ok(Stream::Tcp(_)) => crate::log::info!(rank = other, "a rank on this machine cannot share memory; it uses TCP"),
                 Err(NoLink::Own(error)) => {
                     return Err(Failed::Own { doing: format!("accepting a connection of rank {other}"), error });
                 }
@@ -121,7 +121,7 @@ impl HostSetup<'_> {
             Ok(stream) => self.read_members(leader, stream),
             Err(why @ NoLink::Own(_)) => Err(Failed::no_link(leader, why)),
             Err(NoLink::Peer(cause)) => {
-                tracing::info!(leader, %cause, "this rank cannot share memory with the other ranks on its machine; it uses TCP");
+                crate::log::info!(leader, %cause, "this rank cannot share memory with the other ranks on its machine; it uses TCP");
                 let told = self.network.connect(Purpose::NoHostGroup, self.comm_id, to, self.deadline, absence);
                 told.map(|_| self.alone()).map_err(|why| Failed::no_link(leader, why))
             }
@@ -327,7 +327,7 @@ fn proof(region: &Region, part: usize, index: usize) -> &AtomicU64 {
 }
 
 fn warn_of_memory(error: &io::Error, bytes: usize) {
-    tracing::warn!(%error, bytes, "cannot share memory with the ranks of this host; they use TCP");
+    crate::log::warn!(%error, bytes, "cannot share memory with the ranks of this host; they use TCP");
 }
 
 /// Fills a buffer with what a peer sends, until the deadline. Asks `absence` regularly, and fails

@@ -78,7 +78,9 @@ impl Identity {
     /// Returns whether this process may listen where other machines reach it.
     pub(crate) fn may_listen(&self) -> bool {
         if self.secret.is_none() && self.insecure {
-            tracing::warn!("without a secret, every process that reaches this one can join or disturb the job (KOLO_INSECURE)");
+            crate::log::warn!(
+                "without a secret, every process that reaches this one can join or disturb the job (KOLO_INSECURE)"
+            );
         }
         self.secret.is_some() || self.insecure
     }

@@ -135,15 +135,40 @@ pub(crate) fn detect(env: Env<'_>) -> Result<Option<Launch>> {
     Ok(None)
 }
 
+/// Returns whether this process is the first of its job on this host, if the launcher says so.
+pub(crate) fn is_first_of_host(env: Env<'_>) -> Option<bool> {
+    const LOCAL_RANKS: [&str; 9] = [
+        "KOLO_LOCAL_RANK",
+        "LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "MPI_LOCALRANKID",
+        "PALS_LOCAL_RANKID",
+        "FLUX_TASK_LOCAL_ID",
+        "JSM_NAMESPACE_LOCAL_RANK",
+        "SLURM_LOCALID",
+    ];
+    LOCAL_RANKS.into_iter().find_map(env).map(|rank| rank.trim() == "0")
+}
+
 fn number(env: Env<'_>, name: &str) -> Result<Option<usize>> {
     parse(env, name, "a whole number", |text| text.parse().ok())
 }
 
 /// Returns the world size that belongs to a rank, from the first variable that is set.
-fn size(env: Env<'_>, launcher: &str, rank_name: &str, names: &[&str]) -> Result<usize> {
+fn size(env: Env<'_>, launcher: &str, (rank_name, rank): (&str, usize), names: &[&str]) -> Result<usize> {
     for name in names {
-        if let Some(size) = number(env, name)? {
-            return Ok(size);
+        match number(env, name)? {
+            None => {}
+            Some(0) => return Err(Error::setting(*name, "0", "a world size of at least 1")),
+            Some(size) if rank >= size => {
+                return Err(Error::setting(
+                    rank_name,
+                    rank.to_string(),
+                    format!("a rank less than the world size, {name}={size}"),
+                ));
+            }
+            Some(size) => return Ok(size),
         }
     }
     Err(Error::NoLauncher {
@@ -152,27 +177,12 @@ fn size(env: Env<'_>, launcher: &str, rank_name: &str, names: &[&str]) -> Result
     })
 }
 
-fn check(launch: Launch) -> Result<Option<Launch>> {
-    let Launch { launcher, rank, world_size, .. } = &launch;
-    if *world_size == 0 {
-        return Err(Error::setting("world size", "0".to_owned(), format!("at least 1, but {launcher} says that it is 0")));
-    }
-    if rank >= world_size {
-        return Err(Error::setting(
-            "rank",
-            rank.to_string(),
-            format!("less than the world size, which {launcher} says is {world_size}"),
-        ));
-    }
-    Ok(Some(launch))
-}
-
 /// Detects `kolo run`, or its variables set by hand.
 fn kolo(env: Env<'_>) -> Result<Option<Launch>> {
     let Some(rank) = number(env, "KOLO_RANK")? else { return Ok(None) };
-    let world_size = size(env, "kolo run", "KOLO_RANK", &["KOLO_WORLD_SIZE"])?;
+    let world_size = size(env, "kolo run", ("KOLO_RANK", rank), &["KOLO_WORLD_SIZE"])?;
     let rendezvous = master(env, "kolo")?.unwrap_or(Rendezvous::Unknown { advice: "set KOLO_STORE".to_owned() });
-    check(Launch { launcher: "kolo run", rank, world_size, job: "kolo".to_owned(), rendezvous })
+    Ok(Some(Launch { launcher: "kolo run", rank, world_size, job: "kolo".to_owned(), rendezvous }))
 }
 
 /// Detects torchrun. If its agent already serves PyTorch's own store at MASTER_PORT, rank 0 uses
@@ -180,7 +190,7 @@ fn kolo(env: Env<'_>) -> Result<Option<Launch>> {
 fn torchrun(env: Env<'_>) -> Result<Option<Launch>> {
     let Some(run) = env("TORCHELASTIC_RUN_ID") else { return Ok(None) };
     let Some(rank) = number(env, "RANK")? else { return Ok(None) };
-    let world_size = size(env, "torchrun", "RANK", &["WORLD_SIZE"])?;
+    let world_size = size(env, "torchrun", ("RANK", rank), &["WORLD_SIZE"])?;
     let restart = env("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
     let port = env("MASTER_PORT").unwrap_or_default();
     let job = format!("torchrun {run} {restart} {port}");
@@ -190,15 +200,15 @@ fn torchrun(env: Env<'_>) -> Result<Option<Launch>> {
         (_, Some(rendezvous)) => rendezvous,
         _ => Rendezvous::Unknown { advice: "MASTER_ADDR is not set".to_owned() },
     };
-    check(Launch { launcher: "torchrun", rank, world_size, job, rendezvous })
+    Ok(Some(Launch { launcher: "torchrun", rank, world_size, job, rendezvous }))
 }
 
 /// Detects RANK and WORLD_SIZE, as PyTorch's `env://` and Kubeflow set them, and an indexed
 /// Kubernetes job.
 fn plain(env: Env<'_>) -> Result<Option<Launch>> {
-    let (launcher, rank) = match (number(env, "RANK")?, number(env, "JOB_COMPLETION_INDEX")?) {
-        (Some(rank), _) => ("plain variables", rank),
-        (None, Some(index)) => ("a Kubernetes job", index),
+    let (launcher, rank_name, rank) = match (number(env, "RANK")?, number(env, "JOB_COMPLETION_INDEX")?) {
+        (Some(rank), _) => ("plain variables", "RANK", rank),
+        (None, Some(index)) => ("a Kubernetes job", "JOB_COMPLETION_INDEX", index),
         (None, None) => return Ok(None),
     };
     // The ranks of a PyTorchJob are its pods, in each of which a torchrun should start.
@@ -212,18 +222,18 @@ fn plain(env: Env<'_>) -> Result<Option<Launch>> {
             looked_for: LOOKED_FOR.to_owned(),
         });
     }
-    let world_size = size(env, launcher, "RANK", &["WORLD_SIZE"])?;
+    let world_size = size(env, launcher, (rank_name, rank), &["WORLD_SIZE"])?;
     let rendezvous = master(env, "env")?.unwrap_or(Rendezvous::Unknown {
         advice: "set MASTER_ADDR and MASTER_PORT to an address of rank 0, or KOLO_STORE".to_owned(),
     });
-    check(Launch { launcher, rank, world_size, job: "env".to_owned(), rendezvous })
+    Ok(Some(Launch { launcher, rank, world_size, job: "env".to_owned(), rendezvous }))
 }
 
 /// Detects mpirun and similar launchers. kolo cannot use their rendezvous. If all ranks are on one
 /// host, it needs none.
 fn mpi(env: Env<'_>, known: &Known) -> Result<Option<Launch>> {
     let Some(rank) = number(env, known.rank)? else { return Ok(None) };
-    let world_size = size(env, known.launcher, known.rank, known.size)?;
+    let world_size = size(env, known.launcher, (known.rank, rank), known.size)?;
     let local_size = number(env, known.local_size)?;
     let is_local = local_size == Some(world_size);
     let job = match known.job.iter().find_map(|name| env(name)) {
@@ -242,13 +252,13 @@ fn mpi(env: Env<'_>, known: &Known) -> Result<Option<Launch>> {
                     .to_owned(),
         },
     };
-    check(Launch { launcher: known.launcher, rank, world_size, job, rendezvous })
+    Ok(Some(Launch { launcher: known.launcher, rank, world_size, job, rendezvous }))
 }
 
 /// Detects srun.
 fn slurm(env: Env<'_>) -> Result<Option<Launch>> {
     let Some(rank) = number(env, "SLURM_PROCID")? else { return Ok(None) };
-    let world_size = size(env, "srun", "SLURM_PROCID", &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"])?;
+    let world_size = size(env, "srun", ("SLURM_PROCID", rank), &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"])?;
     if world_size > 1 && env("SLURM_STEP_ID").or_else(|| env("SLURM_STEPID")).is_none() && env("SLURM_JOB_ID").is_some() {
         return Err(Error::NoLauncher {
             found: "this process was started by a SLURM batch script, not by srun, so it is only one of its tasks; put `srun` before the \
@@ -275,7 +285,7 @@ fn slurm(env: Env<'_>) -> Result<Option<Launch>> {
             Rendezvous::Unknown { advice: "SLURM_STEP_NODELIST is not set; set MASTER_ADDR or KOLO_STORE".to_owned() }
         }
     };
-    check(Launch { launcher: "srun", rank, world_size, job, rendezvous })
+    Ok(Some(Launch { launcher: "srun", rank, world_size, job, rendezvous }))
 }
 
 /// Returns the store at MASTER_ADDR and MASTER_PORT (or Kubeflow's names for them). If only the
@@ -477,7 +487,9 @@ mod tests {
         let error = detected(&[("RANK", "0")]).unwrap_err().to_string();
         assert!(error.contains("WORLD_SIZE is not") && error.contains("OMPI_COMM_WORLD_RANK"), "{error}");
         let error = detected(&[("RANK", "4"), ("WORLD_SIZE", "4")]).unwrap_err().to_string();
-        assert!(error.contains("less than the world size"), "{error}");
+        assert!(error.contains("RANK=\"4\": a rank less than the world size, WORLD_SIZE=4"), "{error}");
+        let error = detected(&[("KOLO_RANK", "0"), ("KOLO_WORLD_SIZE", "0")]).unwrap_err().to_string();
+        assert!(error.contains("KOLO_WORLD_SIZE=\"0\": a world size of at least 1"), "{error}");
         let error = detected(&[("PMI_RANK", "one"), ("PMI_SIZE", "4")]).unwrap_err().to_string();
         assert!(error.contains("PMI_RANK=\"one\""), "{error}");
     }

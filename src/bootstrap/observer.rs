@@ -98,7 +98,7 @@ impl Observer {
                         jobs.push((path, Observer::new(Identity::new(&job, None).of_run(run, secret), peers)));
                     }
                 }
-                Err(error) => tracing::debug!(%error, path = %path.display(), "a file of a job cannot be used"),
+                Err(error) => crate::log::debug!(%error, path = %path.display(), "a file of a job cannot be used"),
             }
         }
         Ok(jobs)

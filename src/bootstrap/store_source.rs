@@ -58,7 +58,7 @@ impl StoreSource {
         };
         if let (StoreUrl::Tcp { host, port: 0 }, true, Some(within)) = (&place, owner && !is_served, within) {
             let store = TcpStore::open_any(host, &within.clone().collect::<Vec<_>>(), true, identity, deadline)?;
-            tracing::warn!(url = store.url(), "rank 0 has picked the port of the store; give this URL to the other ranks");
+            crate::log::warn!(url = store.url(), "rank 0 has picked the port of the store; give this URL to the other ranks");
             return Ok((Arc::new(store), Some(place)));
         }
         let store = store::open(&place, owner && !is_served, identity, deadline)?;

@@ -100,17 +100,17 @@ pub(super) fn log(paths: &[&str]) {
     match HostOrder::of(paths) {
         Some(order) => {
             let racks = order.racks().count();
-            tracing::info!(hosts = paths.len(), racks, "messages between hosts follow the topology");
+            crate::log::info!(hosts = paths.len(), racks, "messages between hosts follow the topology");
         }
         None if unknown > 0 && unknown < paths.len() => {
             let hosts = paths.len();
-            tracing::warn!(
+            crate::log::warn!(
                 hosts,
                 unknown,
                 "the topology is not used: some hosts have no path; set KOLO_TOPOLOGY, or SLURM's variables, on all or on none"
             );
         }
-        None if unknown == 0 => tracing::info!(hosts = paths.len(), "the topology is not used: it puts no hosts together"),
+        None if unknown == 0 => crate::log::info!(hosts = paths.len(), "the topology is not used: it puts no hosts together"),
         None => {}
     }
 }

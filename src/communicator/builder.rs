@@ -442,7 +442,12 @@ impl Builder {
     pub fn connect(self) -> Result<Communicator> {
         let began = Instant::now();
         let settings = self.settings()?;
-        let launch = if settings.join { self.launch_of_newcomer()? } else { self.launch()? };
+        let launch = if settings.join { self.launch_of_newcomer() } else { self.launch() };
+        // A misspelt variable may be why there is no launch.
+        config::warn_of_unknown_variables(|| {
+            launcher::is_first_of_host(&process_env).unwrap_or_else(|| launch.as_ref().map_or(true, |launch| launch.rank == 0))
+        });
+        let launch = launch?;
         let deadline = began + settings.start_timeout;
         let secret = match (self.secret, &self.secret_file) {
             (Some(secret), _) => Some(secret),
@@ -465,7 +470,7 @@ impl Builder {
         }
         let (store, store_url) = source.open(rank == 0, &identity, deadline)?;
         source.keep_port(&*store, store_url.as_ref());
-        tracing::info!(rank, world_size, launcher, job, store = store.url(), "connecting");
+        crate::log::info!(rank, world_size, launcher, job, store = store.url(), "connecting");
         let given = identity.clone();
         let start = Start { rank, world_size, identity, store: &*store, store_url, settings: &settings, deadline, absence: None };
         let (core, info, identity) = connect(&start)?;
@@ -702,6 +707,7 @@ impl Builder {
     /// value.
     pub fn connect_in_process(self, world_size: usize) -> Result<Vec<Communicator>> {
         let mut settings = self.settings()?;
+        config::warn_of_unknown_variables(|| true);
         // The links of one process are no network.
         settings.shared.measures = false;
         if world_size == 0 {

@@ -202,14 +202,14 @@ impl Growth<'_> {
         let larger = comm.all_have(larger).map(|larger| larger.of_job(job.clone()));
         match &larger {
             Ok(larger) => {
-                tracing::info!(ranks = larger.world_size(), of = comm.world_size(), after = ?began.elapsed(), "grown");
+                crate::log::info!(ranks = larger.world_size(), of = comm.world_size(), after = ?began.elapsed(), "grown");
                 if let Err(error) = larger.confirm_growth() {
                     // All ranks have the larger communicator, whose next operation reports this.
-                    tracing::info!(%error, "a rank has failed since the communicator has grown");
+                    crate::log::info!(%error, "a rank has failed since the communicator has grown");
                 }
             }
             Err(error) => {
-                tracing::info!(%error, "a growth failed");
+                crate::log::info!(%error, "a growth failed");
                 comm.exec.state.core.lock().fabric().renew_offers(&settings, Instant::now() + ASK);
             }
         }

@@ -53,7 +53,7 @@ pub(super) fn join(job: Job, began: Instant) -> Result<Communicator> {
         }
     };
     drop(newcomer);
-    tracing::info!(rank = comm.rank(), world_size = comm.world_size(), after = ?began.elapsed(), "joined the job");
+    crate::log::info!(rank = comm.rank(), world_size = comm.world_size(), after = ?began.elapsed(), "joined the job");
     job.keep(identity);
     Ok(comm.of_job(Arc::new(job)))
 }

@@ -68,7 +68,7 @@ impl Communicator {
             Some(Ok(block)) => Memory::Shared(block),
             other => {
                 if let Some(Err(error)) = other {
-                    tracing::warn!(%error, bytes, "no shared memory; operations stage this buffer");
+                    crate::log::warn!(%error, bytes, "no shared memory; operations stage this buffer");
                 }
                 let (rank, info) = (self.rank(), &self.exec.state.info);
                 let no_memory =

@@ -67,7 +67,7 @@ impl Communicator {
                     });
                 }
                 Err(error @ Error::Peer { .. }) if !left.is_zero() => {
-                    tracing::info!(%error, "survivors of a failure have failed, too");
+                    crate::log::info!(%error, "survivors of a failure have failed, too");
                     let culprits: Vec<Rank> = error.culprit().into_iter().collect();
                     let (fabric, fewer) = survivors(next.fabric(), &info, &culprits, began)?;
                     (next, info) = (Core::new(fabric, settings), fewer);
@@ -92,7 +92,7 @@ fn survivors(fabric: &Fabric, info: &CommInfo, culprits: &[Rank], began: Instant
     let Some(rank) = ranks.iter().position(|&rank| rank == info.rank) else {
         return Err(Error::Excluded { survivors: ranks.clone() });
     };
-    tracing::info!(survivors = ranks.len(), of = info.members.len(), after = ?began.elapsed(), "survivors have agreed");
+    crate::log::info!(survivors = ranks.len(), of = info.members.len(), after = ?began.elapsed(), "survivors have agreed");
     let fabric = fabric.divide(mix(fabric.comm_id(), decision.nonce), ranks);
     let cancel = fabric.status().cancel.clone();
     Ok((fabric, info.of(rank, ranks.iter().map(|&rank| info.members[rank].clone()).collect(), cancel)))

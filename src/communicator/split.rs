@@ -223,7 +223,7 @@ impl Communicator {
             };
             let goes_on = !self.exec.state.info.cancel.is_cancelled() && !host.has_ended(leader) && Instant::now() < until;
             if error.kind() != io::ErrorKind::TimedOut || !goes_on {
-                tracing::warn!(%error, leader, "no shared memory");
+                crate::log::warn!(%error, leader, "no shared memory");
                 return None;
             }
         }

@@ -100,7 +100,7 @@ impl Held {
         match std::thread::Builder::new().name("kolo-cuda-free".to_owned()).spawn(move || held.work()) {
             Ok(_) => later.has_thread = true,
             // The next call tries again.
-            Err(error) => tracing::warn!(%error, "no thread to free the memory of a device"),
+            Err(error) => crate::log::warn!(%error, "no thread to free the memory of a device"),
         }
     }
 
@@ -123,7 +123,7 @@ impl Held {
                 drop(later);
                 for release in releases {
                     if catch_unwind(AssertUnwindSafe(release)).is_err() {
-                        tracing::error!("freeing memory of a device panicked");
+                        crate::log::error!("freeing memory of a device panicked");
                     }
                 }
                 later = self.later.lock();

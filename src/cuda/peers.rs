@@ -426,7 +426,7 @@ impl Peers {
             match shared(&**device).imports.open(device, &exported.handle) {
                 Ok(Some(import)) => opened.push(((rank, exported.extent.id), Open { import, size: exported.extent.size })),
                 Err(error) if one.refusals == MOST_REFUSALS => {
-                    tracing::warn!(%error, rank, "memory of another rank cannot be opened: it passes through areas");
+                    crate::log::warn!(%error, rank, "memory of another rank cannot be opened: it passes through areas");
                     through = Progress::Refused;
                 }
                 refused => {

@@ -20,7 +20,7 @@ impl Engine {
         let bytes = Frame { kind, len: 0, descriptor: descriptor.encode() }.encode();
         for &caller in callers {
             if let Err(why) = self.mesh.link(caller) {
-                tracing::debug!(?why, caller, "cannot tell a rank that has just connected that this rank leaves");
+                crate::log::debug!(?why, caller, "cannot tell a rank that has just connected that this rank leaves");
             }
         }
         // The peers that have not got all of the message, and how much of it each has got.

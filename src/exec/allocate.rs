@@ -84,7 +84,7 @@ impl Core {
 }
 
 fn no_shared_memory(error: &io::Error) {
-    tracing::warn!(%error, "no shared memory");
+    crate::log::warn!(%error, "no shared memory");
 }
 
 /// The system did not find this rank's part of the memory before the deadline.

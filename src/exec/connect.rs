@@ -135,7 +135,7 @@ impl Core {
 
     /// Has all ranks exchange messages instead, because a rank has no window.
     fn leave_windows(&mut self) {
-        tracing::warn!("ranks of a host cannot share memory; they exchange messages instead");
+        crate::log::warn!("ranks of a host cannot share memory; they exchange messages instead");
         self.window = None;
         self.layout.windows = false;
         self.fabric.leave_host();

@@ -179,7 +179,7 @@ impl Core {
             fence(Ordering::SeqCst);
             self.fabric.status().cancel.attach(move || {
                 if let Err(error) = waker.wake() {
-                    tracing::warn!(%error, "the thread that waits for links was not woken; it sees the cancellation later");
+                    crate::log::warn!(%error, "the thread that waits for links was not woken; it sees the cancellation later");
                 }
             });
         }

@@ -195,7 +195,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// it has.
 pub(crate) fn drain(event: &Event, stream: StreamId) -> bool {
     let drained = event.record(stream).and_then(|()| until_done(event, DRAIN));
-    drained.inspect_err(|error| tracing::warn!(%error, "the work in flight on the device has failed as well")).is_ok()
+    drained.inspect_err(|error| crate::log::warn!(%error, "the work in flight on the device has failed as well")).is_ok()
 }
 
 /// Paces the polling of a device: without pause while it may take microseconds only.

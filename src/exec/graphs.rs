@@ -137,7 +137,7 @@ mod abandoned {
             match std::thread::Builder::new().name("kolo-cuda-graph".to_owned()).spawn(work) {
                 Ok(_) => list.has_thread = true,
                 // The next one tries again.
-                Err(error) => tracing::warn!(%error, "replays of graphs whose communicator has ended do not continue"),
+                Err(error) => crate::log::warn!(%error, "replays of graphs whose communicator has ended do not continue"),
             }
         }
     }

@@ -111,7 +111,7 @@ impl Executor {
         let (dtype, redop) = if self.state.asks(call) { kernel(call) } else { copy_kernel(call.dtype) };
         let prepared = if on_device.contains(&true) { device.prepare(dtype, Some(redop)) } else { Ok(()) };
         let has_kernels = prepared
-            .inspect_err(|error| tracing::warn!(%error, "there are no kernels: buffers on this device pass through the host"))
+            .inspect_err(|error| crate::log::warn!(%error, "there are no kernels: buffers on this device pass through the host"))
             .is_ok();
         call.lent = Some(Arc::new(Lent::new(device, on_device, (stream, capture), has_kernels)));
         Ok(())

@@ -113,7 +113,7 @@ impl Queue {
         }
         let warn = |error: &Error| {
             self.is_refused.store(true, Ordering::Relaxed);
-            tracing::warn!(%error, "a call of another thread waits for the end of this one");
+            crate::log::warn!(%error, "a call of another thread waits for the end of this one");
         };
         self.start().inspect_err(warn).is_ok()
     }

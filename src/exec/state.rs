@@ -138,7 +138,7 @@ impl CommState {
     pub(super) fn wake_on_links(&self) {
         if let Some(Err(error)) = self.links.get().map(|waker| waker.wake()) {
             // It wakes by itself a little later.
-            tracing::warn!(%error, "the thread that waits for links was not woken");
+            crate::log::warn!(%error, "the thread that waits for links was not woken");
         }
     }
 
@@ -183,7 +183,7 @@ impl CommState {
         // Before anything that may wait, such as the program's log.
         self.release_streams();
         if self.failure.set(Arc::new(error.clone())).is_ok() {
-            tracing::info!(%error, rank = self.info.rank, "the communicator is revoked");
+            crate::log::info!(%error, rank = self.info.rank, "the communicator is revoked");
             core.part(true);
             self.recording.failed(error);
         }

@@ -35,7 +35,7 @@ impl Drop for Unwinding<'_> {
             self.shared.fail(self.core, Error::Panicked { op: self.op });
         }));
         if ended.is_err() {
-            tracing::error!("ending a communicator because of a panic panicked");
+            crate::log::error!("ending a communicator because of a panic panicked");
         }
     }
 }

@@ -511,7 +511,7 @@ impl<B: Send + 'static> Completion for WorkState<B> {
 /// function may wait for another operation.
 fn tell(function: OnDone, outcome: Result<()>) {
     if run_elsewhere("kolo-done", Box::new(move || function(outcome))).is_err() {
-        tracing::error!("there is no thread for a function that is told of the end of an operation: it is not called");
+        crate::log::error!("there is no thread for a function that is told of the end of an operation: it is not called");
     }
 }
 
@@ -529,7 +529,7 @@ fn run_elsewhere(name: &str, code: Box<dyn FnOnce() + Send>) -> Result<(), impl 
     };
     let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(move || run(&theirs));
     spawned.map(drop).map_err(|error| {
-        tracing::warn!(%error, thread = name, "cannot start a thread");
+        crate::log::warn!(%error, thread = name, "cannot start a thread");
         move || _ = catch_unwind(AssertUnwindSafe(|| run(&code)))
     })
 }

@@ -63,7 +63,7 @@ impl DetectorThread {
         match std::thread::Builder::new().name("kolo-detector".to_owned()).spawn(run) {
             Ok(thread) => Some(DetectorThread { stop, thread: Some(thread) }),
             Err(error) => {
-                tracing::warn!(%error, "cannot start the failure detector: failures are found at the deadline");
+                crate::log::warn!(%error, "cannot start the failure detector: failures are found at the deadline");
                 None
             }
         }
@@ -227,6 +227,6 @@ fn report(status: &CommStatus, wait: &Wait, mine: Descriptor, what: Failure) {
 fn warn(wait: &Wait, mine: Descriptor, case: &mut Case, what: &str) {
     let after = wait.since.elapsed();
     if after >= SUSPECT && !std::mem::replace(&mut case.has_warned, true) {
-        tracing::warn!(rank = wait.peer, ?after, "{} waits for a rank that {what}", mine.op);
+        crate::log::warn!(rank = wait.peer, ?after, "{} waits for a rank that {what}", mine.op);
     }
 }

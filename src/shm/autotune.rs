@@ -67,7 +67,7 @@ pub(super) fn copy_mode(window: &mut Window, context: &OpContext<'_>, traffic: T
     if window.autotune.wanted != CopyMode::Auto {
         // Logged once per host.
         if !may_read && window.rank == 0 {
-            tracing::warn!("the system does not let ranks read each other's memory; buffers are staged instead");
+            crate::log::warn!("the system does not let ranks read each other's memory; buffers are staged instead");
         }
         return Ok(if may_read { CopyMode::Cma } else { CopyMode::Staged });
     }
@@ -75,7 +75,7 @@ pub(super) fn copy_mode(window: &mut Window, context: &OpContext<'_>, traffic: T
     let Some((copy_mode, cost)) = fastest(window, context, traffic, traffic.size(bytes))? else {
         return Ok(window.autotune.put_off(traffic, bytes));
     };
-    tracing::info!(?traffic, bytes, %copy_mode, took = ?began.elapsed(), "measured the copy mode for large buffers");
+    crate::log::info!(?traffic, bytes, %copy_mode, took = ?began.elapsed(), "measured the copy mode for large buffers");
     window.autotune.set(traffic, bytes, copy_mode, cost);
     // Broadcasts do not wait for all ranks to measure again. All are here now.
     for bytes in Traffic::Spread.measured() {
@@ -129,7 +129,7 @@ pub(super) fn one_shot(window: &mut Window, context: &OpContext<'_>) -> Result<u
         }
         limit = size;
     }
-    tracing::info!(limit, took = ?began.elapsed(), "measured up to which size one phase is faster than two");
+    crate::log::info!(limit, took = ?began.elapsed(), "measured up to which size one phase is faster than two");
     window.autotune.one_shot = Some(limit);
     keep_tuning(window);
     Ok(limit)
@@ -194,7 +194,7 @@ pub(super) fn race<const N: usize>(
     let phase = window.exchange(context, words)?;
     let slowest = |i| (0..window.members.len()).map(|rank| window.phases.line(rank, phase).words()[i]).max().unwrap_or(u64::MAX);
     let times = std::array::from_fn(|i| slowest(i) as f64);
-    tracing::debug!(?times, "measured, in nanoseconds");
+    crate::log::debug!(?times, "measured, in nanoseconds");
     Ok(times)
 }
 

@@ -232,7 +232,7 @@ unsafe fn read(window: &mut Window, context: &OpContext<'_>, peer: usize, from: 
             window.wait(context, peer, never)?;
         }
         window.check_peers_can_reach(context, peer, never)?;
-        tracing::warn!(rank = window.members[peer], %error, "cannot read memory of another process");
+        crate::log::warn!(rank = window.members[peer], %error, "cannot read memory of another process");
         return Ok(false);
     }
     Ok(true)

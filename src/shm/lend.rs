@@ -114,7 +114,7 @@ impl Window {
                 None
             } else {
                 let found = self.fetch(context, rank, id, EXTENT_PATIENCE)?;
-                let found = found.inspect_err(|error| tracing::warn!(%error, "cannot map memory that a peer shares"));
+                let found = found.inspect_err(|error| crate::log::warn!(%error, "cannot map memory that a peer shares"));
                 found.ok().filter(|region| region.len() as u64 == len)
             };
             if rank != self.rank
@@ -190,7 +190,7 @@ impl Window {
                     Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
                     Err(error) if Instant::now() >= until + LAST_PATIENCE_WITH_WRITERS => {
                         let rank = self.members[peer];
-                        tracing::error!(rank, seq, %error, "a rank may still write into a registered buffer of an operation that failed");
+                        crate::log::error!(rank, seq, %error, "a rank may still write into a registered buffer of an operation that failed");
                         break;
                     }
                     Err(_) => {}

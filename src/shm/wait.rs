@@ -137,7 +137,7 @@ impl Window {
         self.patience.set_crowded(is_crowded);
         self.layout = match PhaseGroups::choose(&domains, is_crowded, setting) {
             Some(groups) => {
-                tracing::debug!(ranks = domains.len(), groups = groups.empty.count(), "ranks wait for each other in groups");
+                crate::log::debug!(ranks = domains.len(), groups = groups.empty.count(), "ranks wait for each other in groups");
                 Layout::Groups(Box::new(groups))
             }
             None => Layout::Flat,

@@ -33,7 +33,7 @@ static IS_PRIVILEGED: LazyLock<bool> = LazyLock::new(is_privileged);
 fn warn(name: &str) {
     static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if between_forks(|| WARNED.lock().insert(name.to_owned())) {
-        tracing::warn!(
+        crate::log::warn!(
             "{name} is ignored: this program has rights that the user who started it need not have (setuid, setgid or \
              capabilities); set the option in the program"
         );

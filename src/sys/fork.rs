@@ -147,7 +147,7 @@ mod forking {
             // SAFETY: the handlers do only what is allowed in the child of a process with threads:
             // they add to a number, and open a lock that the only thread of the child holds.
             if unsafe { libc::pthread_atfork(Some(before), Some(in_the_parent), Some(in_the_child)) } != 0 {
-                tracing::warn!("cannot register fork handlers; a forked child that uses a communicator gets no error");
+                crate::log::warn!("cannot register fork handlers; a forked child that uses a communicator gets no error");
             }
         });
     }

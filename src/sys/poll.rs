@@ -102,7 +102,7 @@ pub(crate) fn join(thread: JoinHandle<()>) {
     while !thread.is_finished() {
         if Instant::now() >= deadline {
             let name = thread.thread().name().unwrap_or_default();
-            return tracing::warn!(name, "a thread does not end; it is left behind");
+            return crate::log::warn!(name, "a thread does not end; it is left behind");
         }
         std::thread::sleep(pause);
         pause = (2 * pause).min(Duration::from_millis(5));

@@ -152,7 +152,7 @@ impl Recorder {
             opened.write_all(line.as_bytes())
         };
         if let Err(error) = write_by(Instant::now() + PATIENCE, file, append) {
-            tracing::info!(%error, path = %file.display(), "cannot tell the launcher which rank the failure names");
+            crate::log::info!(%error, path = %file.display(), "cannot tell the launcher which rank the failure names");
         }
     }
 
@@ -168,8 +168,8 @@ impl Recorder {
         let path = folder.join(self.file_name());
         let (to, report) = (path.clone(), self.report(reason));
         match write_by(Instant::now() + PATIENCE, &path, move || sys::write_file(&to, report.as_bytes())) {
-            Ok(()) => tracing::info!(path = %path.display(), "wrote the last operations of this rank"),
-            Err(error) => tracing::warn!(%error, path = %path.display(), "cannot write the last operations of this rank"),
+            Ok(()) => crate::log::info!(path = %path.display(), "wrote the last operations of this rank"),
+            Err(error) => crate::log::warn!(%error, path = %path.display(), "cannot write the last operations of this rank"),
         }
     }
 }

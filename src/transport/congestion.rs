@@ -41,7 +41,7 @@ pub(crate) fn control(stream: &TcpStream, chosen: &CongestionControl) {
     // The system may not have it, or keep it for the administrator. That costs speed, but not
     // correctness.
     if let Err(error) = sys::set_congestion_control(&socket2::SockRef::from(stream), name) {
-        tracing::debug!(%error, name, "cannot choose the congestion control of a connection; it has the system's");
+        crate::log::debug!(%error, name, "cannot choose the congestion control of a connection; it has the system's");
     }
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn control(stream: &TcpStream, chosen: &CongestionControl) {
 pub(crate) fn lanes(stream: &TcpStream) -> u8 {
     let control = sys::congestion_control(&socket2::SockRef::from(stream));
     let lanes = if is_long(stream) && control.as_deref() != sys::LOSS_TOLERANT { LANES } else { 1 };
-    tracing::debug!(lanes, control, "chose the connections of a link by its round trip");
+    crate::log::debug!(lanes, control, "chose the connections of a link by its round trip");
     lanes
 }
 

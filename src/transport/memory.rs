@@ -71,7 +71,7 @@ impl Hub {
     fn wake(&self, comm_id: u64, rank: Rank) {
         // A rank without a waker has never slept.
         if let Some(Err(error)) = self.wakers.lock().get(&(comm_id, rank)).map(|waker| waker.wake()) {
-            tracing::warn!(%error, "cannot wake a rank of this process");
+            crate::log::warn!(%error, "cannot wake a rank of this process");
         }
     }
 }

@@ -133,7 +133,7 @@ impl Rail {
     /// Limits what the connection holds.
     fn hold(&self, bytes: usize) {
         if let Err(error) = socket2::SockRef::from(&self.stream).set_send_buffer_size(bytes) {
-            tracing::debug!(%error, "cannot set the buffer of a rail; its link may be slower");
+            crate::log::debug!(%error, "cannot set the buffer of a rail; its link may be slower");
         }
     }
 

@@ -344,7 +344,7 @@ impl Rails {
             rail.is_reported = true;
             self.traffic.lost_rail();
             let (route, why) = (rail.route(), loss.to_string());
-            tracing::warn!(peer, route, why, "a rail to a rank failed, and no other rail is left");
+            crate::log::warn!(peer, route, why, "a rail to a rank failed, and no other rail is left");
         }
     }
 
@@ -361,10 +361,10 @@ impl Rails {
                 rail.is_reported = true;
                 self.traffic.lost_rail();
                 let (route, why) = (rail.route(), loss.to_string());
-                tracing::warn!(peer, route, why, "a rail to a rank failed; its link goes on over the other rails");
+                crate::log::warn!(peer, route, why, "a rail to a rank failed; its link goes on over the other rails");
             }
             if rail.answers_again() {
-                tracing::info!(peer, route = rail.route(), "a rail to a rank works again");
+                crate::log::info!(peer, route = rail.route(), "a rail to a rank works again");
                 rail.loss = None;
             }
         }
@@ -554,7 +554,7 @@ fn keep(link: Weak<Mutex<Rails>>) {
         }
         match std::thread::Builder::new().name("kolo-rails".to_owned()).spawn(look_after_links) {
             Ok(_) => kept.is_running = true,
-            Err(error) => tracing::warn!(%error, "cannot start a thread for rails; one that fails silently is not noticed"),
+            Err(error) => crate::log::warn!(%error, "cannot start a thread for rails; one that fails silently is not noticed"),
         }
     });
 }

@@ -86,7 +86,7 @@ impl<W: PeerWaker> RingLink<W> {
         let (count, wake) = match read {
             Ok(()) => (count, self.consumer.read_of_loan(count)),
             Err(error) => {
-                tracing::debug!(%error, "cannot read the memory of a peer, which copies its messages instead");
+                crate::log::debug!(%error, "cannot read the memory of a peer, which copies its messages instead");
                 (0, self.consumer.refuse())
             }
         };

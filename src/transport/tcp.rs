@@ -31,7 +31,7 @@ pub(crate) fn link(mut streams: Vec<TcpStream>) -> Box<dyn Link> {
     } else {
         for stream in streams.iter().filter(|stream| congestion::is_long(stream)) {
             if let Err(error) = sys::limit_unsent(&socket2::SockRef::from(stream), UNSENT) {
-                tracing::debug!(%error, "cannot limit what waits in a connection; its link may be slower");
+                crate::log::debug!(%error, "cannot limit what waits in a connection; its link may be slower");
             }
         }
         Box::new(StripedLink::new(streams))
@@ -52,7 +52,7 @@ pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     // The system may grant less, or refuse. That costs speed, but not correctness.
     for result in [socket.set_send_buffer_size(buffer), socket.set_recv_buffer_size(buffer)] {
         if let Err(error) = result {
-            tracing::debug!(%error, "cannot set an option of a socket; its link may be slower");
+            crate::log::debug!(%error, "cannot set an option of a socket; its link may be slower");
         }
     }
     Ok(())

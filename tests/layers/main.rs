@@ -27,7 +27,7 @@ const FLOORS: [&[&str]; 17] = [
     &["buffer"],
     &["error"],
     &["types"],
-    &["float8"],
+    &["float8", "log"],
 ];
 
 /// A folder of sources, with the number of files below which the tests look in the wrong place.
@@ -238,6 +238,18 @@ fn cudarc_outside_cuda(sources: &Sources) -> Vec<String> {
     others.filter(|source| source.code.contains("cudarc")).map(|source| source.file.clone()).collect()
 }
 
+/// Every event that the program's subscriber alone would get.
+fn events_past_the_log(sources: &Sources) -> Vec<String> {
+    let others = sources.iter().filter(|source| source.module.first().is_none_or(|module| module != "log"));
+    others.filter(|source| source.code.contains("tracing::")).map(|source| source.file.clone()).collect()
+}
+
+#[test]
+fn only_the_log_knows_tracing() {
+    let wrong = events_past_the_log(&read("src", 150));
+    assert!(wrong.is_empty(), "take crate::log::warn!() and the like:\n{}", wrong.join("\n"));
+}
+
 #[test]
 fn imports_go_down() {
     let sources = read("src", 150);
@@ -336,7 +348,7 @@ fn each_rule_finds_what_is_planted() {
         ("cuda/mod.rs", "pub use cudarc::driver::CudaStream;"),
         ("ddp/mod.rs", "pub struct Reducer;"),
     ];
-    let planted: [(Rule, &str, &str); 16] = [
+    let planted: [(Rule, &str, &str); 17] = [
         (imports_upwards, "shm/flags.rs", "use crate::ddp::Reducer;"),
         (imports_upwards, "shm/flags.rs", "fn f() { crate::ddp::Reducer; }"),
         (imports_upwards, "shm/flags.rs", "fn f() { println!(\"{}\", crate::ddp::COUNT); }"),
@@ -353,8 +365,9 @@ fn each_rule_finds_what_is_planted() {
         (creates_files, "shm/flags.rs", "fn f() { std::fs::create_dir_all(path).unwrap(); }"),
         (makes_standard_descriptors, "shm/flags.rs", "fn f() { above_standard(|| a.accept()); b.accept(); }"),
         (reads_environment, "shm/flags.rs", "fn f() { std::env::var_os(\"KOLO_RANK\"); }"),
+        (events_past_the_log, "shm/flags.rs", "fn f() { tracing::warn!(\"late\"); }"),
     ];
-    let rules: [Rule; 8] = [
+    let rules: [Rule; 9] = [
         imports_upwards,
         circles,
         take_all_from_above,
@@ -363,6 +376,7 @@ fn each_rule_finds_what_is_planted() {
         creates_files,
         makes_standard_descriptors,
         reads_environment,
+        events_past_the_log,
     ];
     for rule in rules {
         assert_eq!(rule(&Sources::parse(clean)), [""; 0]);
@@ -379,5 +393,5 @@ fn only_reports_and_files_read_the_wall_clock() {
     let sources = read("src", 150);
     let reads = |source: &&Source| ["SystemTime", "sys::wall"].iter().any(|word| source.code.contains(word));
     let readers: Vec<&str> = sources.iter().filter(reads).map(|source| source.file.as_str()).collect();
-    assert_eq!(readers, ["exec/costs/cache.rs", "sys/clock.rs", "trace/dump.rs"]);
+    assert_eq!(readers, ["exec/costs/cache.rs", "log.rs", "sys/clock.rs", "trace/dump.rs"]);
 }

@@ -176,6 +176,19 @@ fn every_collective() {
     }
 }
 
+/// A program in C has no subscriber of `tracing`.
+#[test]
+fn warnings_are_written_in_c_too() {
+    if !have(&["gcc"]) {
+        return;
+    }
+    let program = compile("tests/c/collectives.c", Language::C, Linking::Dynamic);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    command.args(["run", "-n", "2", "--"]).arg(program).arg("5").env("KOLO_TIMEUOT", "3s").env_remove("KOLO_LOG");
+    let said = String::from_utf8_lossy(&run(&mut command).stderr).into_owned();
+    assert_eq!(said.matches("the nearest that it reads is KOLO_TIMEOUT").count(), 1, "{said}");
+}
+
 #[test]
 fn misuse_is_refused() {
     if !have(&["gcc", "g++"]) {

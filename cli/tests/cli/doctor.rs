@@ -102,6 +102,13 @@ fn what_is_wrong_is_said_with_what_to_do() {
     let tls = ["KOLO_TLS_CA", "KOLO_TLS_CERT", "KOLO_TLS_KEY"].map(|name| (name, "none.pem"));
     fails(doctor().envs(tls), "settings", &["KOLO_TLS_CA"]);
     fails(doctor().env("RANK", "1"), "launcher", &["WORLD_SIZE", "start the program with"]);
+    fails(doctor().env("RANK", "x"), "launcher", &["RANK=\"x\": a whole number", "correct the variable"]);
+    let beyond = [("RANK", "5"), ("WORLD_SIZE", "4")];
+    fails(
+        doctor().envs(beyond),
+        "launcher",
+        &["RANK=\"5\": a rank less than the world size, WORLD_SIZE=4", "correct the variable"],
+    );
     fails(doctor().envs([("RANK", "1"), ("WORLD_SIZE", "2")]), "launcher", &["where the ranks find each other", "MASTER_ADDR"]);
     fails(
         doctor().env("KOLO_STORE", "file:///no/such/folder/store"),

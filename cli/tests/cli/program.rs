@@ -80,7 +80,7 @@ fn the_level_of_the_log_is_checked() {
     }
     let output = plan("blah");
     assert_eq!(output.status.code(), Some(1));
-    assert_eq!(text(&output.stderr), "kolo: KOLO_LOG=\"blah\": error, warn, info, debug or trace\n");
+    assert_eq!(text(&output.stderr), "kolo: KOLO_LOG=\"blah\": off, error, warn, info, debug or trace\n");
     let output = program().args(["run", "-n", "1", "--", "true"]).env("KOLO_LOG", "warn,kolo=debug").output().unwrap();
     assert_eq!(output.status.code(), Some(125));
     assert!(text(&output.stderr).contains("KOLO_LOG"), "{}", text(&output.stderr));
@@ -871,6 +871,10 @@ mod plan {
         let by_option = said(&[&["plan", "all_reduce", "--ranks", "8", "--hosts", "8"], &options[..]].concat());
         assert_eq!(text(&plan(&given).stdout), by_option);
         assert_ne!(by_option, usual);
+        let misspelt = plan(&[("KOLO_ALGORITM", "ring")]);
+        assert_eq!(text(&misspelt.stdout), usual);
+        let err = text(&misspelt.stderr);
+        assert_eq!(err.matches("does not read KOLO_ALGORITM (the nearest that it reads is KOLO_ALGORITHM)").count(), 1, "{err}");
         for (name, wrong, hint) in [
             ("KOLO_ALGORITHM", "rings", "halving-doubling"),
             ("KOLO_TOPOLOGY", "pod1//rack7", "such as rack7"),

@@ -4,6 +4,7 @@
 //! nothing otherwise.
 
 use std::ffi::OsStr;
+use std::io::BufRead;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -108,6 +109,57 @@ fn go_on(comm: Communicator) {
     println!("went on");
 }
 
+/// One rank makes the call when the test has seen that the others warn.
+fn be_late(comm: &Communicator) {
+    let go = std::env::temp_dir().join("go");
+    let deadline = Instant::now() + PATIENCE;
+    while comm.rank() == CULPRIT && !go.exists() {
+        assert!(Instant::now() < deadline, "nothing warns");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    comm.barrier().unwrap();
+    // The other ranks may not see it any more.
+    let _ = std::fs::remove_file(go);
+}
+
+/// Installs a subscriber after kolo has logged by itself.
+fn subscribe(first: Communicator) {
+    drop(first);
+    tracing::subscriber::set_global_default(Subscriber).unwrap();
+    println!("subscribed");
+    drop(connect());
+}
+
+/// Writes the message of each event.
+struct Subscriber;
+
+impl tracing::Subscriber for Subscriber {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::INFO
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Message;
+        impl tracing::field::Visit for Message {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                if field.name() == "message" {
+                    println!("subscriber: {value:?}");
+                }
+            }
+        }
+        event.record(&mut Message);
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
 fn be_a_rank_of_an_inner_job(comm: &Communicator) {
     if comm.rank() != 2 {
         assert_eq!(comm.barrier().unwrap_err().culprit(), Some(2));
@@ -148,8 +200,12 @@ fn be_a_rank() {
     if task == "inside" {
         return be_a_rank_of_an_inner_job(&comm);
     }
-    if task == "goes-on" {
-        return go_on(comm);
+    match &*task {
+        "goes-on" => return go_on(comm),
+        "one-is-late" => return be_late(&comm),
+        "subscribes" => return subscribe(comm),
+        "barrier" => return comm.barrier().unwrap(),
+        _ => {}
     }
     if matches!(&*task, "reconnects" | "shrinks") {
         let Some(next) = recovered(comm, &task) else { return };
@@ -222,12 +278,19 @@ fn job_with(options: &[&str], task: &str) -> (Output, String) {
     job_in(&folder.0, folder.0.as_os_str(), options, task)
 }
 
-/// Runs three ranks in a working directory, with a folder for temporary files.
-fn job_in(directory: &Path, temporary: &OsStr, options: &[&str], task: &str) -> (Output, String) {
+/// Returns the command that runs three ranks in a working directory, with a folder for temporary
+/// files.
+fn command_in(directory: &Path, temporary: &OsStr, options: &[&str], task: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
     command.args(["run", "-n", "3"]).args(options).arg("--").arg(std::env::current_exe().unwrap());
     command.args(["--exact", "run::be_a_rank", "--nocapture"]).env(TASK, task).env(TEMPORARY, temporary).current_dir(directory);
-    let output = command.stdin(Stdio::null()).output().unwrap();
+    command.env_remove("KOLO_LOG").stdin(Stdio::null());
+    command
+}
+
+/// Runs three ranks, and returns what the launcher prints last.
+fn job_in(directory: &Path, temporary: &OsStr, options: &[&str], task: &str) -> (Output, String) {
+    let output = command_in(directory, temporary, options, task).output().unwrap();
     let last = text(&output.stderr).lines().last().unwrap_or_default().to_owned();
     let left = std::fs::read_dir(directory.join(temporary)).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
     assert!(left.is_empty(), "{left:?}");
@@ -256,6 +319,55 @@ fn only_ranks_that_were_stopped_are_said_to_be_stopped() {
     let (output, last) = job("goes-on");
     assert!(last.starts_with("kolo run: rank 1 (pid ") && output.status.code() == Some(3), "{}", text(&output.stderr));
     assert!(last.ends_with(" s; the other ranks ended by themselves"), "{last}");
+}
+
+/// Rust programs without a subscriber of `tracing`, as the ranks here.
+#[test]
+fn a_misspelt_variable_is_told_once_for_each_job() {
+    let folder = Folder::new("misspelt");
+    let told = |log: &str| {
+        let mut command = command_in(&folder.0, folder.0.as_os_str(), &PATIENT, "barrier");
+        let output = command.env("KOLO_TIMEUOT", "3s").env("KOLO_LOG", log).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stderr).lines().filter(|line| line.contains("KOLO_TIMEUOT")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let lines = told("");
+    let [line] = &lines[..] else { panic!("{lines:?}") };
+    assert!(line.starts_with("[0] ") && line.contains("  WARN kolo["), "{line}");
+    assert!(line.contains("]: kolo does not read KOLO_TIMEUOT (the nearest that it reads is KOLO_TIMEOUT); correct"), "{line}");
+    assert_eq!(told("off"), [""; 0]);
+    assert_eq!(told("error"), [""; 0]);
+}
+
+#[test]
+fn a_late_rank_is_logged_without_a_subscriber() {
+    let folder = Folder::new("late");
+    let mut command = command_in(&folder.0, folder.0.as_os_str(), &PATIENT, "one-is-late");
+    let mut launcher = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = std::io::BufReader::new(launcher.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut said = String::new();
+    for line in lines {
+        said += &format!("{line}\n");
+        if line.contains("WARN kolo[") && line.contains("]: barrier waits for a rank that ") && line.contains(" rank=1 ") {
+            std::fs::write(folder.0.join("go"), "").unwrap();
+        }
+    }
+    assert!(launcher.wait().unwrap().success() && said.contains("]: barrier waits"), "{said}");
+}
+
+#[test]
+fn a_subscriber_that_is_installed_later_gets_the_events() {
+    let folder = Folder::new("subscribes");
+    let output = command_in(&folder.0, folder.0.as_os_str(), &PATIENT, "subscribes").env("KOLO_LOG", "info").output().unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{out}{err}");
+    // Once before, by kolo, and once after, by the subscriber.
+    assert_eq!(err.matches("INFO kolo[").count(), err.lines().count(), "{err}");
+    assert_eq!(err.matches("]: connected all ranks rank=").count(), 3, "{err}");
+    assert_eq!(out.matches("subscriber: connected all ranks").count(), 3, "{out}");
+    let output = command_in(&folder.0, folder.0.as_os_str(), &PATIENT, "barrier").env("KOLO_LOG", "loud").output().unwrap();
+    let err = text(&output.stderr);
+    assert!(!output.status.success() && err.contains("KOLO_LOG=\"loud\": off, error, warn, info, debug or trace"), "{err}");
 }
 
 /// Programs for PyTorch start without torchrun, also where it starts `kolo run`.

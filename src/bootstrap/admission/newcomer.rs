@@ -91,7 +91,7 @@ impl<'a> Newcomer<'a> {
                 // Rank 0 has not replaced the file of another job yet.
                 None | Some(StoreError::OtherJob { .. }) => {}
                 Some(problem) => {
-                    tracing::info!(%problem, "the store failed while this process waited to be admitted; opening it again");
+                    crate::log::info!(%problem, "the store failed while this process waited to be admitted; opening it again");
                     self.leave();
                     let opened = self.job.open_store(false, self.deadline);
                     (self.store, self.place) = opened.map_err(|error| no_store(self.job, self.began, error))?;
@@ -103,7 +103,7 @@ impl<'a> Newcomer<'a> {
 
     /// Gives up the place in the list: the next [`Newcomer::wait`] takes another one.
     pub(crate) fn failed(&mut self, error: Error) {
-        tracing::info!(%error, "the growth that admitted this process failed; it waits for another");
+        crate::log::info!(%error, "the growth that admitted this process failed; it waits for another");
         self.leave();
         self.why = Some(error);
     }
@@ -200,7 +200,7 @@ impl<'a> Newcomer<'a> {
             let mine = endpoint.peer(&start(number)).map_err(Problem::Final)?.encode();
             match signed.claim(&newcomer_at(number), number, &mine, patience) {
                 Ok(holder) if holder == mine => {
-                    tracing::info!(place = number, store = store.url(), "waiting to be admitted");
+                    crate::log::info!(place = number, store = store.url(), "waiting to be admitted");
                     return Ok(Some(Place { number, identity: identity.clone(), _endpoint: endpoint }));
                 }
                 // Another newcomer has the place, or a process without the secret has written there.

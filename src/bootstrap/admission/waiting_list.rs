@@ -67,7 +67,7 @@ impl Waiting {
         match self.dial() {
             Ok(()) => Probed::Waits,
             Err(error) => {
-                tracing::info!(
+                crate::log::info!(
                     ?error,
                     newcomer = self.process(),
                     "a newcomer has ended, or cannot be reached; it is not admitted"
@@ -136,7 +136,7 @@ impl WaitingList {
         };
         let set = store.set(announcement::WAITING_LIST, &announcement.encode(), PATIENCE);
         set.map_err(|problem| problem.at(store.url()))?;
-        tracing::info!(store = store.url(), "opened a waiting list for newcomers");
+        crate::log::info!(store = store.url(), "opened a waiting list for newcomers");
         Ok(WaitingList { store, place, identity, next: 0, silent: VecDeque::new(), opened: Instant::now() })
     }
 
@@ -188,7 +188,7 @@ impl WaitingList {
             Ok(None) => return Ok(Read::Nothing),
             Ok(Some(bytes)) => PeerInfo::decode(&bytes).filter(|peer| peer.rank == place),
             Err(StoreError::Forged { key }) => {
-                tracing::warn!(key, "a value in the waiting list has no valid signature; it is passed over");
+                crate::log::warn!(key, "a value in the waiting list has no valid signature; it is passed over");
                 None
             }
             Err(problem) => return Err(problem.at(self.store.url())),
@@ -221,7 +221,7 @@ impl WaitingList {
     /// Tells newcomers that the job has ended.
     pub(super) fn close(&self) {
         if let Err(problem) = SignedStore::new(&*self.store, &self.identity).set(CLOSED, 0, &[], GOODBYE) {
-            tracing::debug!(%problem, "cannot tell newcomers that the job has ended");
+            crate::log::debug!(%problem, "cannot tell newcomers that the job has ended");
         }
     }
 }

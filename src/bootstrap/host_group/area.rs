@@ -227,7 +227,7 @@ impl Slabs {
             let bytes = first * AREA..(first + members.len()) * AREA;
             // A rank that has ended may not have reserved its part.
             if let Err(error) = all[*slab].region.reserve(bytes.clone()) {
-                tracing::warn!(%error, "cannot reserve shared memory to clear an area; it stays unused");
+                crate::log::warn!(%error, "cannot reserve shared memory to clear an area; it stays unused");
                 return true;
             }
             // SAFETY: the parts are reserved, and no rank uses them any more.

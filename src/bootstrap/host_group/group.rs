@@ -149,7 +149,7 @@ impl HostGroup {
                 Some((self.lend(&region), region))
             }
             Err(error) => {
-                tracing::warn!(%error, bytes = len, "cannot create shared memory for communicators");
+                crate::log::warn!(%error, bytes = len, "cannot create shared memory for communicators");
                 None
             }
         })
@@ -217,7 +217,7 @@ impl HostGroup {
 
     fn new_stage(&self, stages: &mut Stages<Readers>) -> io::Result<Stage> {
         let stage = stages.add(|id| self.home.extend(self.extension(self.rank, id).ok_or(io::ErrorKind::OutOfMemory)?))?;
-        tracing::debug!(rank = self.rank, stages = stages.count(), "added a stage");
+        crate::log::debug!(rank = self.rank, stages = stages.count(), "added a stage");
         Ok(stage)
     }
 
@@ -268,7 +268,7 @@ impl Watch {
             Ok(Some(watch)) => Watch::Open(watch),
             Ok(None) => Watch::Ended,
             Err(error) => {
-                tracing::debug!(%error, process = process.id, "cannot watch a process of this host");
+                crate::log::debug!(%error, process = process.id, "cannot watch a process of this host");
                 Watch::Blind
             }
         }

@@ -131,7 +131,7 @@ impl Listener {
         };
         let thread = std::thread::Builder::new().name("kolo-listener".to_owned()).spawn(move || {
             if let Err(error) = server.serve(&stopped) {
-                tracing::error!(%error, "the listener failed: this process accepts no more connections");
+                crate::log::error!(%error, "the listener failed: this process accepts no more connections");
             }
         })?;
         let owner = std::process::id();
@@ -171,7 +171,7 @@ impl Drop for Listener {
         }
         self.stop.store(true, Ordering::Release);
         if let Err(error) = self.waker.wake() {
-            tracing::error!(%error, "cannot close the listener");
+            crate::log::error!(%error, "cannot close the listener");
             return;
         }
         if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
@@ -368,7 +368,7 @@ impl<H: Handler> Server<H> {
                 // The process may have no descriptors left just now.
                 Some(Err(error)) => {
                     if is_due(&mut self.logged, Instant::now()) {
-                        tracing::warn!(%error, "cannot accept connections at the moment; trying again every {RETRY:?}");
+                        crate::log::warn!(%error, "cannot accept connections at the moment; trying again every {RETRY:?}");
                     }
                     let mut shortage = self.shortage.lock();
                     let since = shortage.as_ref().map_or_else(Instant::now, |shortage| shortage.since);
@@ -380,7 +380,7 @@ impl<H: Handler> Server<H> {
                 && self.identity.is_of_one_user()
                 && !stream.is_of_this_user()
             {
-                tracing::debug!("dropped a connection of another user");
+                crate::log::debug!("dropped a connection of another user");
                 continue;
             }
             self.make_room();
@@ -441,7 +441,7 @@ impl<H: Handler> Server<H> {
                 let Some(connection) = self.connections.remove(&number) else { return };
                 match connection.stream.release(self.poll.registry()) {
                     Ok(stream) => self.handler.admit(hello, stream),
-                    Err(error) => tracing::warn!(%error, from = hello.from, "lost the connection of a rank"),
+                    Err(error) => crate::log::warn!(%error, from = hello.from, "lost the connection of a rank"),
                 }
             }
         }
@@ -496,7 +496,7 @@ fn shake_hands(connection: &mut Connection, identity: &Identity, nonces: &mut Re
     let answer = acceptor.receive(identity, bytes);
     // A member makes a new hello for each attempt.
     if answer.reply.is_some() && acceptor.challenged().is_some_and(|nonce| !nonces.is_new(nonce)) {
-        tracing::debug!("dropped a connection that repeats another one's hello");
+        crate::log::debug!("dropped a connection that repeats another one's hello");
         return ControlFlow::Break(Served::Drop);
     }
     if let Some(reply) = answer.reply {
@@ -509,7 +509,7 @@ fn shake_hands(connection: &mut Connection, identity: &Identity, nonces: &mut Re
     match answer.outcome {
         None => ControlFlow::Continue(()),
         Some(Err(refusal)) => {
-            tracing::debug!(?refusal, "refused a connection");
+            crate::log::debug!(?refusal, "refused a connection");
             ControlFlow::Break(Served::Drop)
         }
         Some(Ok(hello)) if matches!(hello.purpose, Purpose::Query | Purpose::Observe) => {

@@ -149,7 +149,7 @@ impl Connector {
         if !error.is_transient() {
             return Err(error);
         }
-        tracing::debug!(?error, target = ?self.target, "cannot connect; trying again");
+        crate::log::debug!(?error, target = ?self.target, "cannot connect; trying again");
         self.next = Instant::now() + self.pause;
         self.pause = (2 * self.pause).min(MOST_PAUSE);
         Ok(())

@@ -51,7 +51,7 @@ impl Lender for NetworkLender {
                 Err(DialError::Connect(error)) => return Err(error),
                 Err(DialError::Io(error)) => error,
                 Err(DialError::Refused(refusal)) => {
-                    tracing::warn!(?refusal, owner, "a rank of this host refuses to lend shared memory");
+                    crate::log::warn!(?refusal, owner, "a rank of this host refuses to lend shared memory");
                     return Err(io::ErrorKind::PermissionDenied.into());
                 }
             };

@@ -31,7 +31,7 @@ impl LentRegions {
             let len = (region.len() as u64).to_le_bytes();
             let sent = (&mut &*stream).write_all(&len).and_then(|()| region.hand_over(stream));
             if let Err(error) = sent {
-                tracing::debug!(%error, "cannot hand shared memory over");
+                crate::log::debug!(%error, "cannot hand shared memory over");
             }
         }
     }

@@ -48,7 +48,7 @@ impl Mailbox {
         let mut arrived = self.arrived.lock();
         let waiting = arrived.entry((hello.comm_id, hello.from)).or_default();
         if waiting.len() >= MOST_WAITING {
-            tracing::warn!(from = hello.from, "dropped a connection: the rank opens more connections than it can need");
+            crate::log::warn!(from = hello.from, "dropped a connection: the rank opens more connections than it can need");
             return;
         }
         // A rank that connects once more has lost its earlier connection.
@@ -58,7 +58,7 @@ impl Mailbox {
         drop(arrived);
         self.changed.notify_all();
         if let Some(Err(error)) = self.wakers.lock().get(&hello.comm_id).map(|waker| waker.wake()) {
-            tracing::warn!(%error, comm_id = hello.comm_id, "cannot wake a communicator for a connection");
+            crate::log::warn!(%error, comm_id = hello.comm_id, "cannot wake a communicator for a connection");
         }
     }
 

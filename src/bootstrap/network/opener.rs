@@ -137,7 +137,7 @@ impl NetworkOpener {
                     // The peer sees the connection end before any memory came, and waits for the
                     // next connection.
                     Err(error) => {
-                        tracing::warn!(%error, peer, "cannot create shared memory for a link to a rank of this host; the link uses TCP")
+                        crate::log::warn!(%error, peer, "cannot create shared memory for a link to a rank of this host; the link uses TCP")
                     }
                 },
                 Ok(Some(Stream::Tcp(stream))) => {
@@ -152,7 +152,7 @@ impl NetworkOpener {
                 }
                 Err(error) if connector.is_local() => {
                     let cause = cannot_connect(connector.target(), &error);
-                    tracing::warn!(%cause, peer, "cannot connect to a rank of this host inside the host; the link uses TCP");
+                    crate::log::warn!(%cause, peer, "cannot connect to a rank of this host inside the host; the link uses TCP");
                 }
                 Err(error) => return Err(cannot_connect(connector.target(), &error).into()),
             }

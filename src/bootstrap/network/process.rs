@@ -224,11 +224,11 @@ pub(super) fn cannot_connect(target: &Target, error: &DialError) -> Cause {
         DialError::Connect(error) | DialError::Io(error) => Cause::Unreachable { address, kind: error.kind() },
         DialError::Refused(Refusal::Secret) => Cause::Secret,
         DialError::Refused(Refusal::Run) => {
-            tracing::warn!(address, "the process that listens at a rank's address belongs to another run of the job");
+            crate::log::warn!(address, "the process that listens at a rank's address belongs to another run of the job");
             Cause::Gone
         }
         DialError::Refused(refusal) => {
-            tracing::warn!(?refusal, address, "a rank of this job refuses the connection");
+            crate::log::warn!(?refusal, address, "a rank of this job refuses the connection");
             Cause::Unreachable { address, kind: io::ErrorKind::PermissionDenied }
         }
     }

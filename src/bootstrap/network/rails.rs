@@ -118,7 +118,7 @@ impl RailOpening {
                 }
                 Ok(Some(Stream::Local(_))) => unreachable!("a rail is in the network"),
                 Err(error) => {
-                    tracing::warn!(peer = self.peer, rail = %connector.target(), ?error, "cannot connect to a rank over a rail");
+                    crate::log::warn!(peer = self.peer, rail = %connector.target(), ?error, "cannot connect to a rank over a rail");
                     let target = connector.target().clone();
                     let why = no_connection(&target, error);
                     *lane = Lane::Failed(target, why);
@@ -136,7 +136,7 @@ impl RailOpening {
             return Ok(None);
         }
         for connector in connecting() {
-            tracing::warn!(peer = self.peer, rail = %connector.target(), "a rail to a rank does not connect; its link opens without it");
+            crate::log::warn!(peer = self.peer, rail = %connector.target(), "a rail to a rank does not connect; its link opens without it");
         }
         let mut streams = Vec::with_capacity(self.lanes.len());
         let mut failures = Vec::new();

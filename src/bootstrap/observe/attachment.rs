@@ -105,7 +105,7 @@ impl Drop for AttachmentFile {
         if self.owner == std::process::id()
             && let Err(error) = sys::remove(&self.path)
         {
-            tracing::debug!(%error, path = %self.path.display(), "cannot remove the file for `kolo top`");
+            crate::log::debug!(%error, path = %self.path.display(), "cannot remove the file for `kolo top`");
         }
     }
 }

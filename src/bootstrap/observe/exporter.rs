@@ -46,13 +46,13 @@ impl Exporter {
         let poll = Poll::new().map_err(failed)?;
         let waker = Arc::new(Waker::new(&poll, WAKER).map_err(failed)?);
         listener.register(poll.registry(), LISTENER).map_err(failed)?;
-        tracing::info!(address = name, rank = target.rank, "serving metrics");
+        crate::log::info!(address = name, rank = target.rank, "serving metrics");
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let serve = move || {
             let text = || exposition(&target, &snapshot(&board, target.rank));
             if let Err(error) = serve(poll, &listener, &stopped, text) {
-                tracing::warn!(%error, "this process serves no more metrics");
+                crate::log::warn!(%error, "this process serves no more metrics");
             }
         };
         let thread = std::thread::Builder::new().name("kolo-metrics".to_owned()).spawn(serve).map_err(failed)?;
@@ -68,7 +68,7 @@ impl Drop for Exporter {
         }
         self.stop.store(true, Ordering::Release);
         if let Err(error) = self.waker.wake() {
-            tracing::error!(%error, "cannot stop serving metrics");
+            crate::log::error!(%error, "cannot stop serving metrics");
             return;
         }
         if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
@@ -121,13 +121,13 @@ fn serve(mut poll: Poll, listener: &ScrapeListener, stop: &AtomicBool, text: imp
             match listener.accept(PATIENCE) {
                 Ok(mut stream) => {
                     if let Err(error) = respond(&mut stream, &text) {
-                        tracing::debug!(%error, "a client did not get the metrics");
+                        crate::log::debug!(%error, "a client did not get the metrics");
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
                 Err(error) => {
-                    tracing::debug!(%error, "cannot accept a client of metrics at the moment");
+                    crate::log::debug!(%error, "cannot accept a client of metrics at the moment");
                     pause = Some(PAUSE);
                     break;
                 }

@@ -72,7 +72,7 @@ fn write_file(
     let deadline = deadline.min(Instant::now() + PATIENCE);
     let written = sys::by_deadline(format!("write {name}"), deadline, sys::SILENT_FILE, write, |error| error);
     written
-        .inspect_err(|error| tracing::warn!(%error, folder = name, "cannot write the file by which `kolo top` finds the job"))
+        .inspect_err(|error| crate::log::warn!(%error, folder = name, "cannot write the file by which `kolo top` finds the job"))
         .ok()
 }
 

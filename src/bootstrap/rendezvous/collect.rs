@@ -70,7 +70,7 @@ fn new_run(start: &Start<'_>, keys: &KeyPair) -> (Announcement, Identity) {
         (Some(_), _) => (Announcement::of_given(announcement::NAME, start.store, &identity), identity),
         (None, true) => (Announcement { run, secret: Source::Shared { secret } }, identity),
         (None, false) => {
-            tracing::warn!(
+            crate::log::warn!(
                 store = start.store.url(),
                 "no secret was given, so the ranks agree on one through the store; a process that can write to the store can join \
                  the job; give all ranks a secret (KOLO_SECRET_FILE) to keep it out"

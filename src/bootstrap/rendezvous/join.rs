@@ -294,7 +294,7 @@ fn announce_self(start: &Start<'_>, ip: IpAddr, identity: Identity, seen: &mut S
     let endpoint = Endpoint::open(start, ip, &identity).inspect_err(|error| {
         let failure = OwnFailure { rank: start.rank, host: start.host(), pid: std::process::id(), why: error.to_string() };
         if let Err(problem) = signed.claim(&peer_info_of(start.rank), start.rank, &failure.encode(), GRACE) {
-            tracing::debug!(%problem, "cannot tell the other ranks why this rank does not start");
+            crate::log::debug!(%problem, "cannot tell the other ranks why this rank does not start");
         }
     })?;
     let mine = endpoint.peer(start)?;

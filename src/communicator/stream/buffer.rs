@@ -116,7 +116,7 @@ pub(crate) fn in_turn<'a>(own: &Arc<CudaStream>, stream: &'a CudaStream) -> Sync
         return SyncOnDrop::Record(None);
     }
     if let Err(error) = stream.join(own) {
-        tracing::warn!(%error, "a stream cannot wait for the stream of a buffer");
+        crate::log::warn!(%error, "a stream cannot wait for the stream of a buffer");
     }
     SyncOnDrop::sync_stream(stream)
 }
@@ -176,7 +176,7 @@ impl<T: Element> Drop for DeviceBuffer<T> {
     fn drop(&mut self) {
         // The work of the stream with it is done first.
         if let Err(error) = self.stream.synchronize() {
-            tracing::debug!(%error, "the stream of a buffer failed before the buffer was freed");
+            crate::log::debug!(%error, "the stream of a buffer failed before the buffer was freed");
         }
     }
 }

@@ -35,13 +35,13 @@ pub(super) fn load(path: &Path) -> Option<Vec<u8>> {
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         Err(error) => {
-            tracing::warn!("cannot read {}: {error}; the kernels are compiled again", path.display());
+            crate::log::warn!("cannot read {}: {error}; the kernels are compiled again", path.display());
             return None;
         }
     }
     let (sum, content) = bytes.split_at_checked(SUM)?;
     if sum != &Sha256::digest(content)[..] {
-        tracing::warn!("{} is damaged; the kernels are compiled again", path.display());
+        crate::log::warn!("{} is damaged; the kernels are compiled again", path.display());
         return None;
     }
     Some(content.to_vec())
@@ -50,7 +50,7 @@ pub(super) fn load(path: &Path) -> Option<Vec<u8>> {
 /// Writes content to a file for later processes.
 pub(super) fn store(path: &Path, content: &[u8]) {
     if let Err(error) = try_store(path, content) {
-        tracing::warn!(
+        crate::log::warn!(
             "cannot write {}: {error}; every process compiles the kernels; set KOLO_CACHE_DIR to a folder that can be written",
             path.display()
         );

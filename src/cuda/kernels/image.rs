@@ -145,7 +145,7 @@ fn prebuilt(why: String, (major, minor): (u32, u32), kernel: Kernel) -> Result<I
     }
     // Once, and not for each kernel.
     static WARNING: Once = Once::new();
-    WARNING.call_once(|| tracing::warn!("the driver compiles the prebuilt kernels: {why}"));
+    WARNING.call_once(|| crate::log::warn!("the driver compiles the prebuilt kernels: {why}"));
     let ptx = only(PREBUILT, &kernel.name()).expect("the prebuilt code has all kernels");
     Ok(Image { code: ptx.into_bytes(), origin: Origin::Prebuilt { why } })
 }

@@ -69,7 +69,7 @@ impl Drop for Physical<'_> {
         // SAFETY: the handle is held once, here.
         let released = self.gpu.within("releasing device memory", || unsafe { cu::cuMemRelease(self.handle) });
         if let Err(error) = released {
-            tracing::debug!(%error);
+            crate::log::debug!(%error);
         }
     }
 }
@@ -186,7 +186,7 @@ impl Gpu {
             }
         });
         if let Err(error) = unmapped {
-            tracing::debug!(%error);
+            crate::log::debug!(%error);
         }
     }
 

@@ -39,7 +39,7 @@ static NVIDIA: LazyLock<Option<Arc<Nvidia>>> = LazyLock::new(|| {
     // cudarc panics at a call that the library does not have.
     if is_there && let Some(symbol) = NEWEST.into_iter().find(|symbol| !has_call(symbol)) {
         let symbol = String::from_utf8_lossy(symbol);
-        tracing::warn!(%symbol, "the CUDA driver is too old or incomplete, so device memory is not supported; update it");
+        crate::log::warn!(%symbol, "the CUDA driver is too old or incomplete, so device memory is not supported; update it");
         return None;
     }
     is_there.then(|| Arc::new(Nvidia { devices: Mutex::default() }))
@@ -113,7 +113,7 @@ impl Nvidia {
             return Ok(device.clone());
         }
         let device = Arc::new(Gpu::new(ordinal)?);
-        tracing::debug!(device = device.name, "opened a device");
+        crate::log::debug!(device = device.name, "opened a device");
         devices.insert(ordinal, device.clone());
         Ok(device)
     }
@@ -130,7 +130,7 @@ impl Driver for Nvidia {
         // driver does not work. None of that may fail an operation on host memory.
         if result != CUresult::CUDA_SUCCESS {
             if result != CUresult::CUDA_ERROR_INVALID_VALUE {
-                tracing::debug!(problem = describe(result), "the driver does not know a buffer; it counts as host memory");
+                crate::log::debug!(problem = describe(result), "the driver does not know a buffer; it counts as host memory");
             }
             return Ok(None);
         }
@@ -353,7 +353,7 @@ impl Gpu {
                     result => result,
                 }
             })?;
-            tracing::info!(device = self.name, ?kernel, origin = ?image.origin, "loaded a kernel");
+            crate::log::info!(device = self.name, ?kernel, origin = ?image.origin, "loaded a kernel");
             Ok(function)
         })?;
         match kernel {
@@ -467,7 +467,7 @@ impl Device for Gpu {
         // SAFETY: `new_stream` created it, and it is no longer used. The device still does its
         // work.
         if let Err(error) = self.within("destroying a stream", || unsafe { cu::cuStreamDestroy_v2(raw(stream)) }) {
-            tracing::debug!(%error);
+            crate::log::debug!(%error);
         }
     }
 
@@ -482,7 +482,7 @@ impl Device for Gpu {
     fn end_event(&self, event: EventId) {
         // SAFETY: `new_event` created it, and it is no longer used.
         if let Err(error) = self.within("destroying an event", || unsafe { cu::cuEventDestroy_v2(raw_event(event)) }) {
-            tracing::debug!(%error);
+            crate::log::debug!(%error);
         }
     }
 
@@ -545,7 +545,7 @@ impl Device for Gpu {
         let tried = || {
             let tried = self.try_words();
             tried
-                .inspect_err(|error| tracing::info!(%error, "streams of this device cannot wait for the host: calls wait"))
+                .inspect_err(|error| crate::log::info!(%error, "streams of this device cannot wait for the host: calls wait"))
                 .is_ok()
         };
         Ok(*self.has_words.get_or_init(tried))
@@ -647,7 +647,7 @@ impl Device for Gpu {
     unsafe fn unpin(&self, memory: *mut u8) {
         // SAFETY: the memory is pinned.
         if let Err(error) = self.within("unpinning host memory", || unsafe { cu::cuMemHostUnregister(memory.cast()) }) {
-            tracing::debug!(%error);
+            crate::log::debug!(%error);
         }
     }
 
@@ -662,7 +662,7 @@ impl Device for Gpu {
         if self.has_mapped_memory() {
             match self.allocate_mapped(len) {
                 Ok(address) => return Ok(address),
-                Err(error) => tracing::warn!(%error, "memory is allocated for CUDA IPC instead: free it when no peer uses it"),
+                Err(error) => crate::log::warn!(%error, "memory is allocated for CUDA IPC instead: free it when no peer uses it"),
             }
         }
         self.allocate(len)
@@ -674,7 +674,7 @@ impl Device for Gpu {
         }
         // SAFETY: `allocate` returned this memory, and it is no longer used.
         if let Err(error) = self.within("freeing device memory", || unsafe { cu::cuMemFree_v2(address) }) {
-            tracing::debug!(%error);
+            crate::log::debug!(%error);
         }
     }
 
@@ -715,7 +715,7 @@ impl Device for Gpu {
         }
         // SAFETY: the memory was imported, and is no longer used.
         if let Err(error) = self.within("closing another process's memory", || unsafe { cu::cuIpcCloseMemHandle(address) }) {
-            tracing::debug!(%error);
+            crate::log::debug!(%error);
         }
     }
 

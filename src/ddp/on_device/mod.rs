@@ -52,7 +52,7 @@ impl OnDevice {
         });
         let has_kernels = prepared
             .inspect_err(|error| {
-                tracing::warn!(%error, "cannot prepare kernels: buckets are copied through the host, and gradients cannot be accumulated");
+                crate::log::warn!(%error, "cannot prepare kernels: buckets are copied through the host, and gradients cannot be accumulated");
             })
             .is_ok();
         Ok(OnDevice { own: Stream::new(&device)?, done: Mutex::new(Event::new(&device)?), device, chosen, has_kernels })

@@ -141,7 +141,7 @@ pub(super) fn keep(pair: Pair, network: LinkCost, reduce: f64) {
         known.insert(0, MeasuredCosts { from, to, links, class, network, reduce, at });
         known.truncate(MOST_ENTRIES);
         if let Err(error) = write(&path, &known) {
-            tracing::debug!("cannot write {}: {error}; the next job measures the costs again", path.display());
+            crate::log::debug!("cannot write {}: {error}; the next job measures the costs again", path.display());
         }
     });
 }

@@ -122,7 +122,7 @@ impl Core {
         }
         self.say(probe, 0, [0, 0])?;
         let LinkCost { latency, per_byte, .. } = network;
-        tracing::info!(
+        crate::log::info!(
             partner = probe.pair[1],
             class = probe.class.name(),
             latency_us = latency * 1e6,

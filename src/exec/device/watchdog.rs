@@ -51,7 +51,7 @@ impl Watched {
         if !list.has_thread {
             match std::thread::Builder::new().name("kolo-cuda-watch".to_owned()).spawn(watch) {
                 Ok(_) => list.has_thread = true,
-                Err(error) => tracing::warn!(%error, "no thread watches operations on devices"),
+                Err(error) => crate::log::warn!(%error, "no thread watches operations on devices"),
             }
         }
         Watched(entry)

@@ -48,7 +48,7 @@ impl Executor {
                 return Ok(Some(said));
             }
         }
-        tracing::info!(op = %call.op, "memory of a rank cannot be opened: in this graph it passes through the host");
+        crate::log::info!(op = %call.op, "memory of a rank cannot be opened: in this graph it passes through the host");
         Ok(None)
     }
 

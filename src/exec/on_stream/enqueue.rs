@@ -193,7 +193,7 @@ impl Executor {
             let extent = device.extent(address).ok().filter(|_| place == BufferAt::Device)?;
             // A buffer may go on in another allocation.
             let offset = address.checked_sub(extent.base).filter(|offset| offset + len as u64 <= extent.size)?;
-            let handle = device.export(&extent).inspect_err(|error| tracing::debug!(%error, "peers cannot open this memory"));
+            let handle = device.export(&extent).inspect_err(|error| crate::log::debug!(%error, "peers cannot open this memory"));
             Some((extent, handle.ok(), offset))
         };
         let exports = [export(places[0], call.send.ptr, call.send.len), export(places[1], call.recv.ptr, call.recv.len)];

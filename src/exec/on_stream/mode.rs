@@ -86,7 +86,7 @@ impl Executor {
         let memory = ManuallyDrop::new(memory);
         let areas = reach_areas(device, state.info.rank, &records, timeout).map_err(|error| self.fail(error))?;
         let areas = areas.inspect_err(|error| {
-            tracing::info!(%error, "memory of other ranks cannot be reached: it passes through the host");
+            crate::log::info!(%error, "memory of other ranks cannot be reached: it passes through the host");
         });
         match self.in_turn(call, |operation| operation.agree_on_areas(areas.is_ok(), &records))? {
             Prepared::Staged(host, place) => {
@@ -97,7 +97,7 @@ impl Executor {
                 let areas = areas.expect("all ranks have opened the areas");
                 let have_barrier = self.agree_on_barrier(call, device, &records)?;
                 let waits = if have_barrier { DeviceWaits::Kernels } else { DeviceWaits::Host };
-                tracing::debug!(device = device.name(), %waits, "ranks reach each other's memory, and wait for each other");
+                crate::log::debug!(device = device.name(), %waits, "ranks reach each other's memory, and wait for each other");
                 let memory = (ManuallyDrop::into_inner(memory), DEVICE_AREA);
                 let peers = Peers::new(state.info.rank, &records, memory, areas, have_barrier);
                 Ok(Mode::Direct(device.id(), Arc::new(peers)))
@@ -129,7 +129,7 @@ fn own_area(device: &Arc<dyn Device>, timeout: Duration) -> Option<(Memory, Expo
         }
         Ok((memory, Exported { extent, handle }))
     });
-    made.inspect_err(|error| tracing::info!(%error, "no area on the device: its memory passes through the host")).ok()
+    made.inspect_err(|error| crate::log::info!(%error, "no area on the device: its memory passes through the host")).ok()
 }
 
 /// Sets the flags at an address to 0, before other ranks know of them.

@@ -109,7 +109,7 @@ pub(super) fn verify(
     let Some(peer) = lost else { return Ok(Ok(())) };
     let (here, there) = (uuid(&own.device), uuid(&records[peer].device));
     let problem = format!("what {here} writes to {there} of rank {peer} does not read back");
-    tracing::warn!(
+    crate::log::warn!(
         device = device.name(),
         "{problem}: all data passes through the host; the driver reports that the devices reach each other, so check the IOMMU and \
          ACS of this machine"

@@ -14,13 +14,13 @@ pub(crate) fn sleep_on(word: &AtomicU32, value: u32, timeout: Duration) {
     let timeout = Timespec::try_from(timeout).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
     match futex::wait(word, futex::Flags::empty(), value, Some(&timeout)) {
         Ok(()) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => {}
-        Err(error) => tracing::warn!(%error, "cannot sleep on a futex"),
+        Err(error) => crate::log::warn!(%error, "cannot sleep on a futex"),
     }
 }
 
 /// Wakes all threads that sleep on `word`.
 pub(crate) fn wake_all(word: &AtomicU32) {
     if let Err(error) = futex::wake(word, futex::Flags::empty(), i32::MAX as u32) {
-        tracing::warn!(%error, "cannot wake a futex");
+        crate::log::warn!(%error, "cannot wake a futex");
     }
 }

@@ -85,7 +85,7 @@ impl Lender {
                 }
             };
             if let Err(error) = handed {
-                tracing::debug!(%error, "a file is not handed over");
+                crate::log::debug!(%error, "a file is not handed over");
             }
         }
     }
@@ -169,7 +169,7 @@ pub(crate) fn can_lend_files() -> bool {
             let lent = unsafe { LentFile::new(std::os::fd::IntoRawFd::into_raw_fd(file))? };
             BorrowedFile::fetch(&lent.ticket(), Instant::now() + Duration::from_secs(1))
         })();
-        tried.inspect_err(|error| tracing::info!(%error, "processes of this machine cannot hand files over")).is_ok()
+        tried.inspect_err(|error| crate::log::info!(%error, "processes of this machine cannot hand files over")).is_ok()
     });
     *CAN
 }

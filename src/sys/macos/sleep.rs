@@ -49,7 +49,7 @@ pub(crate) fn sleep_on(word: &AtomicU32, value: u32, timeout: Duration) {
     let error = io::Error::last_os_error();
     // EFAULT: the page of the word was not in memory, and the system did not wait for it.
     if !matches!(error.raw_os_error(), Some(libc::ETIMEDOUT | libc::EINTR | libc::EFAULT)) {
-        tracing::warn!(%error, "cannot sleep on a word of memory");
+        crate::log::warn!(%error, "cannot sleep on a word of memory");
         doze(word, value, timeout);
     }
 }
@@ -63,7 +63,7 @@ pub(crate) fn wake_all(word: &AtomicU32) {
         let error = io::Error::last_os_error();
         // ENOENT: no thread sleeps.
         if !matches!(error.raw_os_error(), Some(libc::ENOENT)) {
-            tracing::warn!(%error, "cannot wake the threads that sleep on a word of memory");
+            crate::log::warn!(%error, "cannot wake the threads that sleep on a word of memory");
         }
     }
 }

@@ -149,7 +149,7 @@ impl<M: Memory> Mapping<M> {
         // SAFETY: the range is within this mapping. Afterwards it reads as zeros, as the caller
         // asks for.
         if let Err(error) = unsafe { M::release(self.at(range.start), range.len()) } {
-            tracing::debug!(%error, "cannot give memory back to the system before it is unmapped");
+            crate::log::debug!(%error, "cannot give memory back to the system before it is unmapped");
         }
     }
 
@@ -185,7 +185,7 @@ impl<M: Memory> Drop for Mapping<M> {
         // SAFETY: `map` mapped this address with this length. Every user of an address in it also
         // holds the region.
         if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.len) } {
-            tracing::debug!(%error, "cannot unmap memory");
+            crate::log::debug!(%error, "cannot unmap memory");
         }
     }
 }

@@ -66,7 +66,7 @@ impl Drop for Head {
         }
         // SAFETY: `map` mapped these bytes, and no reference outlives this value.
         if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), HEAD) } {
-            tracing::debug!(%error, "cannot unmap memory");
+            crate::log::debug!(%error, "cannot unmap memory");
         }
     }
 }

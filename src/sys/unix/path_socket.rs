@@ -91,7 +91,7 @@ impl Drop for Folder {
         if self.owner == std::process::id()
             && let Err(error) = remove(&self.path)
         {
-            tracing::debug!(%error, "cannot remove the folder of a local socket");
+            crate::log::debug!(%error, "cannot remove the folder of a local socket");
         }
     }
 }
@@ -119,7 +119,7 @@ fn remove_stale(path: &Path) {
     // While it is locked, no process takes it for its own.
     if try_lock(&folder).is_ok() && is_still_at(&folder, path) {
         let removed = remove(path);
-        tracing::debug!(folder = %path.display(), ?removed, "removed the local socket of a process that has ended");
+        crate::log::debug!(folder = %path.display(), ?removed, "removed the local socket of a process that has ended");
     }
 }
 

@@ -40,7 +40,7 @@ pub(crate) fn hostname() -> String {
 pub(crate) fn boot_identity() -> Option<String> {
     static PAGE: LazyLock<Option<NamedPage>> = LazyLock::new(|| {
         let made = User::current().and_then(|user| NamedPage::create_or_open(&format!("kolo-machine-{}", user.text())));
-        made.inspect_err(|error| tracing::info!(%error, "this rank cannot tell which ranks are on its machine"))
+        made.inspect_err(|error| crate::log::info!(%error, "this rank cannot tell which ranks are on its machine"))
             .ok()
             .map(|(page, _)| page)
     });

@@ -129,7 +129,7 @@ impl Sleepers {
             }
             Ok(_) => {}
             Err(error) => {
-                tracing::warn!(%error, "cannot sleep on an event");
+                crate::log::warn!(%error, "cannot sleep on an event");
                 std::thread::sleep(timeout.min(WITHOUT_SLOT));
             }
         }
@@ -146,7 +146,7 @@ impl Sleepers {
                 if unsafe { SetEvent(event.as_raw_handle()) } == 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
             });
             if let Err(error) = set {
-                tracing::warn!(%error, "cannot wake a sleeper");
+                crate::log::warn!(%error, "cannot wake a sleeper");
             }
         }
     }

@@ -51,7 +51,7 @@ impl Drop for View {
     fn drop(&mut self) {
         // SAFETY: `map_for` mapped the view. Every user of an address in it also holds the view.
         if unsafe { UnmapViewOfFile(MEMORY_MAPPED_VIEW_ADDRESS { Value: self.base.as_ptr().cast() }) } == 0 {
-            tracing::debug!(error = %io::Error::last_os_error(), "cannot unmap memory");
+            crate::log::debug!(error = %io::Error::last_os_error(), "cannot unmap memory");
         }
     }
 }

@@ -77,7 +77,7 @@ impl Log {
         former.read(&mut file)?;
         // An empty file is of no run.
         if former.is_started() {
-            tracing::warn!(path = %self.path.display(), job = former.job, "replacing the store's file, which a former run has left behind");
+            crate::log::warn!(path = %self.path.display(), job = former.job, "replacing the store's file, which a former run has left behind");
         }
         sys::remove(&self.path).map_err(StoreError::io("removing the file of a former run"))
     }
@@ -252,7 +252,7 @@ impl Log {
         let Some(ownership) = self.ownership.take() else { return };
         for path in [&self.path, &ownership.path].into_iter().skip(usize::from(!ownership.has_started)) {
             if let Err(error) = sys::remove(path) {
-                tracing::debug!(%error, path = %path.display(), "cannot remove a file of the store");
+                crate::log::debug!(%error, path = %path.display(), "cannot remove a file of the store");
             }
         }
     }

@@ -150,7 +150,7 @@ impl Drop for FileStore {
         let log = self.log.clone();
         let patience = if self.is_hung.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE };
         if self.helper.call(Instant::now() + patience, move || log.lock().finish()).is_none() {
-            tracing::warn!(store = self.url, "the file system does not answer; the file of the store may be left behind");
+            crate::log::warn!(store = self.url, "the file system does not answer; the file of the store may be left behind");
         }
     }
 }

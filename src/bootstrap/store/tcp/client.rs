@@ -52,7 +52,7 @@ impl TcpStore {
         let server = serve_at(host, port, identity, deadline).map_err(|problem| problem.at(&url))?;
         if port == 0 {
             let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-            tracing::warn!(
+            crate::log::warn!(
                 url = format!("tcp://{host}:{}", server.address().port()),
                 "rank 0 has picked the port of the store; give this URL to the other ranks"
             );

@@ -75,7 +75,7 @@ impl TcpStoreServer {
             if let (Purpose::Store, Stream::Tcp(stream)) = (hello.purpose, stream) {
                 admitted.lock().push(stream);
                 if let Err(error) = wake.wake() {
-                    tracing::error!(%error, "cannot wake the store's server for a client");
+                    crate::log::error!(%error, "cannot wake the store's server for a client");
                 }
             }
         })?;
@@ -84,7 +84,7 @@ impl TcpStoreServer {
             Server { poll, clients: HashMap::new(), waiting: HashMap::new(), next: 0, values: HashMap::new(), size: 0 };
         let thread = std::thread::Builder::new().name("kolo-store".to_owned()).spawn(move || {
             if let Err(error) = server.serve(&arrivals, &stopped) {
-                tracing::error!(%error, "the store's server failed: the store is no longer served");
+                crate::log::error!(%error, "the store's server failed: the store is no longer served");
             }
         })?;
         Ok(TcpStoreServer { listener, stop, waker, thread: Some(thread), owner: std::process::id() })
