@@ -9,6 +9,7 @@ mod chart;
 mod compare;
 mod doctor;
 mod files;
+mod names;
 mod plan;
 mod random;
 mod run;
@@ -17,9 +18,11 @@ mod top;
 mod trace;
 mod units;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Collective communication for processes: all-reduce and the rest, over TCP and shared memory.
 #[derive(Parser)]
@@ -58,9 +61,48 @@ enum Command {
     Compete(compare::RankArgs),
 }
 
+/// Parses a command line.
+fn parse(words: impl IntoIterator<Item: Into<OsString> + Clone>) -> clap::error::Result<Cli> {
+    Cli::try_parse_from(words).map_err(|mut error| {
+        // Commands that the help hides are of no use by hand.
+        let is_hidden = |name: &String| Cli::command().find_subcommand(name).is_some_and(clap::Command::is_hide_set);
+        let names: Vec<String> = match error.get(ContextKind::SuggestedSubcommand) {
+            Some(ContextValue::Strings(names)) => names.iter().filter(|name| !is_hidden(name)).cloned().collect(),
+            Some(ContextValue::String(name)) => [name].into_iter().filter(|name| !is_hidden(name)).cloned().collect(),
+            _ => return error,
+        };
+        error.insert(
+            ContextKind::SuggestedSubcommand,
+            if names.is_empty() { ContextValue::None } else { ContextValue::Strings(names) },
+        );
+        error
+    })
+}
+
+/// Checks the arguments of a command of this program that `ranks` ranks are to run, so that one
+/// message says what is wrong. On this machine, this includes the files. Returns the exit status if
+/// there is nothing to run.
+fn check_command(words: &[OsString], ranks: usize, is_here: bool) -> Result<(), ExitCode> {
+    let this = OsString::from("kolo");
+    let cli = parse([&this].into_iter().chain(words)).map_err(|error| {
+        // There is nowhere else to report it.
+        let _ = error.print();
+        ExitCode::from(error.exit_code() as u8)
+    })?;
+    let Command::Bench(args) = &cli.command else { return Ok(()) };
+    let files = || if is_here { args.check_files() } else { Ok(()) };
+    args.check(ranks).and_then(|()| files()).map_err(|problem| {
+        complain(&format!("kolo: {problem}"));
+        ExitCode::FAILURE
+    })
+}
+
 /// Runs the program with the arguments of this process. Returns its exit status.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match parse(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
+    };
     if let Err(error) = log() {
         complain(&format!("kolo: {error}"));
         return if matches!(cli.command, Command::Run(_)) { ExitCode::from(run::LAUNCHER_FAILED) } else { ExitCode::FAILURE };

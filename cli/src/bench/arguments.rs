@@ -8,6 +8,7 @@ use kolo::{Algorithm, Builder, Communicator, CopyMode, DType, FlagLayout, Reduce
 
 use super::device::{self, Place};
 use super::operation::Operation;
+use crate::names::{named, none};
 use crate::{files, units};
 
 /// Arguments of `kolo bench`.
@@ -27,11 +28,11 @@ pub(crate) struct Args {
     /// These sizes instead: 8,4K,1M
     #[arg(long, value_parser = units::bytes, value_delimiter = ',', conflicts_with_all = ["min", "max", "factor"], value_name = "SIZES")]
     pub(super) sizes: Vec<u64>,
-    /// Element type: f32, f64, f16, bf16, i8, u8, i16, u16, i32, u32, i64, u64
-    #[arg(short = 'd', long, default_value = "f32")]
+    /// Element type. For bool and floats of 8 bits, u8 moves the same bytes
+    #[arg(short = 'd', long, default_value = "f32", value_parser = named(DType::ALL, DType::name, is_not_measured))]
     pub(super) dtype: DType,
-    /// Reduction: sum, product, min, max, average, bitand, bitor, bitxor
-    #[arg(short = 'o', long, default_value = "sum")]
+    /// Reduction
+    #[arg(short = 'o', long, default_value = "sum", value_parser = named(ReduceOp::ALL, ReduceOp::name, none))]
     pub(super) redop: ReduceOp,
     /// Root of operations that have one
     #[arg(short = 'r', long, default_value = "0")]
@@ -57,19 +58,19 @@ pub(crate) struct Args {
     #[arg(long, default_value = "cpu")]
     pub(super) device: Place,
     /// Use this algorithm where the operation has it
-    #[arg(long)]
+    #[arg(long, value_parser = named(Algorithm::ALL, Algorithm::name, none))]
     pub(super) algorithm: Option<Algorithm>,
-    /// Transport: auto, tcp or shm
-    #[arg(long)]
+    /// Transport
+    #[arg(long, value_parser = named(Transport::ALL, Transport::name, none))]
     pub(super) transport: Option<Transport>,
-    /// How ranks of a host copy large private buffers: auto, staged, streamed or cma
-    #[arg(long)]
+    /// How ranks of a host copy large private buffers
+    #[arg(long, value_parser = named(CopyMode::ALL, CopyMode::name, none))]
     pub(super) copy_mode: Option<CopyMode>,
-    /// How ranks of a host learn that all have reached a phase: auto, flat or hierarchy
-    #[arg(long)]
+    /// How ranks of a host learn that all have reached a phase
+    #[arg(long, value_parser = named(FlagLayout::ALL, FlagLayout::name, none))]
     pub(super) flag_layout: Option<FlagLayout>,
-    /// Element type between hosts, in sums and averages of f32: f32, f16 or bf16
-    #[arg(long)]
+    /// Element type between hosts, in sums and averages of f32
+    #[arg(long, value_parser = named(WireDType::ALL, WireDType::name, none))]
     pub(super) wire_dtype: Option<WireDType>,
     /// TCP connections of one link
     #[arg(long)]
@@ -85,11 +86,20 @@ pub(crate) struct Args {
     pub(super) plot: Option<PathBuf>,
 }
 
+/// Returns whether there are no benchmarks of a type.
+fn is_not_measured(dtype: &str) -> bool {
+    dtype == DType::Bool.name() || dtype.starts_with("f8")
+}
+
 impl Args {
-    /// Returns an error if the arguments contradict each other.
-    pub(super) fn check(&self) -> Result<(), String> {
-        if self.dtype == DType::Bool {
-            return Err("there are no benchmarks of bool; u8 moves the same bytes".to_owned());
+    /// Returns an error if the arguments contradict each other, or a job of so many ranks.
+    pub(crate) fn check(&self, ranks: usize) -> Result<(), String> {
+        if is_not_measured(self.dtype.name()) {
+            let why = if self.dtype.is_float() { "its sums are too coarse to be checked; " } else { "" };
+            return Err(format!("there are no benchmarks of {}: {why}u8 moves the same bytes", self.dtype));
+        }
+        if self.root >= ranks {
+            return Err(format!("root {} is out of range; there are ranks 0 to {}", self.root, ranks - 1));
         }
         if self.op.reduces() && !self.redop.applies_to(self.dtype) {
             return Err(format!("{} is not defined on {}", self.redop, self.dtype));
@@ -100,6 +110,11 @@ impl Args {
         if self.device == Place::Cuda {
             device::check(self.op)?;
         }
+        Ok(())
+    }
+
+    /// Returns an error if the files cannot be written on this machine.
+    pub(crate) fn check_files(&self) -> Result<(), String> {
         files::check(self.json.as_deref(), self.plot.as_deref())
     }
 

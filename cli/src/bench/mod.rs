@@ -20,17 +20,10 @@ use pattern::Pattern;
 use report::{Report, Row};
 
 pub(crate) fn bench(args: &Args) -> Result<(), String> {
-    args.check()?;
+    args.check(usize::MAX)?;
+    args.check_files()?;
     let comm = args.connect().map_err(|error| error.to_string())?;
-    if args.root >= comm.world_size() {
-        return Err(format!("root {} is out of range; there are ranks 0 to {}", args.root, comm.world_size() - 1));
-    }
-    if matches!(args.dtype, DType::F8E4M3 | DType::F8E5M2) {
-        return Err(format!(
-            "{} is not benchmarked: its sums are too coarse to be checked; take u8, of the same size",
-            args.dtype
-        ));
-    }
+    args.check(comm.world_size())?;
     let report = match args.dtype {
         DType::F32 => bench_typed::<f32>(args, &comm),
         DType::F64 => bench_typed::<f64>(args, &comm),

@@ -10,15 +10,15 @@ use kolo::plan::{Candidate, CostModel, Layout, MeasuredCosts, PairClass, candida
 use kolo::settings::{BANDWIDTH, bandwidth, selection_of_environment, topology_of_environment};
 use kolo::{Algorithm, Op};
 
+use crate::names::{named, none};
 use crate::say;
 use crate::units::{bytes, count, duration, show_bytes, show_seconds};
 
 /// Arguments of `kolo plan`.
 #[derive(ClapArgs)]
 pub(crate) struct Args {
-    /// The operation: all_reduce, broadcast, barrier, reduce, all_gather, reduce_scatter,
-    /// all_to_all, gather, scatter or send
-    #[arg(value_parser = operation)]
+    /// The operation
+    #[arg(value_parser = named(&PLANNED, Op::name, none))]
     op: Op,
     /// Bytes of the buffer, or of all blocks together: 8, 4K, 1M
     #[arg(short, long, value_parser = bytes, default_value = "1M")]
@@ -33,7 +33,7 @@ pub(crate) struct Args {
     #[arg(long)]
     no_windows: bool,
     /// Use this algorithm [default: KOLO_ALGORITHM, or the cheapest]
-    #[arg(long)]
+    #[arg(long, value_parser = named(Algorithm::ALL, Algorithm::name, none))]
     algorithm: Option<Algorithm>,
     /// Latency between hosts [default: KOLO_NETWORK_LATENCY, or 25us]
     #[arg(long, value_parser = duration)]
@@ -65,11 +65,6 @@ const PLANNED: [Op; 10] = [
     Op::Send,
 ];
 
-fn operation(text: &str) -> Result<Op, String> {
-    let found = PLANNED.into_iter().find(|op| op.name() == text);
-    found.ok_or_else(|| format!("it can be {}", PLANNED.map(Op::name).join(", ")))
-}
-
 fn gigabytes(text: &str) -> Result<f64, String> {
     bandwidth(text.trim()).ok_or_else(|| BANDWIDTH.to_owned())
 }
@@ -88,7 +83,7 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
         model.network.per_byte = 1e-9 / rate;
     }
     if args.measured {
-        use_measured(&mut model)?;
+        use_measured(&mut model, args.simulation.json)?;
     }
     let (ranks, hosts) = (args.ranks as usize, args.hosts as usize);
     let mut layout = Layout::even(ranks, if args.no_windows { ranks } else { hosts });
@@ -111,7 +106,12 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
     let Some(winner) = found.get(chosen) else { return Err(format!("{} needs at least two ranks", args.op)) };
 
     if args.simulation.json {
-        return simulate::print(&args.simulation, args.op, bytes, &found, &scenario);
+        return if args.simulation.simulate {
+            simulate::print(&args.simulation, args.op, bytes, &found, &scenario)
+        } else {
+            let rows = found.iter().enumerate().map(|(i, candidate)| json(candidate, i == chosen)).collect();
+            simulate::print_json(args.op, bytes, &scenario, rows)
+        };
     }
     let size = if args.op == Op::Barrier { String::new() } else { format!(" of {}", show_bytes(bytes)) };
     let racks = if layout.racks > 1 { format!(" in {} racks (--racks)", layout.racks) } else { String::new() };
@@ -146,14 +146,29 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// Prints what jobs have measured from this machine, and takes the latest of it.
-fn use_measured(model: &mut CostModel) -> Result<(), String> {
+fn json(candidate: &Candidate, is_chosen: bool) -> serde_json::Value {
+    serde_json::json!({
+        "algorithm": candidate.choice.to_string(),
+        "is_chosen": is_chosen,
+        "priced_s": candidate.seconds,
+        "latency_s": candidate.latency,
+        "transfer_s": candidate.transfer,
+        "reduction_s": candidate.reduction,
+        "sent_per_rank_bytes": candidate.sent_per_rank,
+        "messages_per_rank": candidate.messages_per_rank,
+    })
+}
+
+/// Takes the latest of what jobs have measured from this machine, and prints all of it, unless JSON is
+/// printed.
+fn use_measured(model: &mut CostModel, is_silent: bool) -> Result<(), String> {
     let known = measured();
     let Some(latest) = known.first() else {
         return Err("no job has measured costs from this machine: a job over several hosts does when it starts, unless \
                     KOLO_NETWORK_LATENCY or KOLO_NETWORK_BANDWIDTH gives them"
             .to_owned());
     };
+    let say = |line: &str| if is_silent { () } else { say(line) };
     say(&format!(
         "{:<32} {:<32} {:>7} {:<10} {:>10} {:>10} {:>10} {:>9}",
         "from", "to", "links", "where", "latency", "GB/s", "reduction", "age"

@@ -46,8 +46,8 @@ pub(super) struct SimulateArgs {
     /// Simulate this many consecutive calls, and print the mean
     #[arg(long, requires = "simulate", value_parser = clap::value_parser!(u32).range(1..=10_000), default_value = "1")]
     calls: u32,
-    /// Write the result as JSON to standard output
-    #[arg(long, requires = "simulate")]
+    /// Print the result as JSON
+    #[arg(long)]
     pub(super) json: bool,
     /// Draw times against ranks to this folder, for 2 to RANKS ranks, and print which algorithm wins
     #[arg(long, requires = "simulate", conflicts_with = "json", value_name = "FOLDER")]
@@ -112,6 +112,14 @@ impl SimulateArgs {
     }
 }
 
+/// Prints algorithms, the first of which is the best, as JSON.
+pub(super) fn print_json(op: Op, bytes: u64, scenario: &Scenario, rows: Vec<serde_json::Value>) -> Result<(), String> {
+    let Layout { ranks, hosts, .. } = scenario.layout;
+    let whole = json!({"op": op.name(), "bytes": bytes, "ranks": ranks, "hosts": hosts, "algorithms": rows});
+    say(&serde_json::to_string_pretty(&whole).map_err(|error| error.to_string())?);
+    Ok(())
+}
+
 /// Simulates candidates, and prints those that can be simulated, fastest first.
 pub(super) fn print(args: &SimulateArgs, op: Op, bytes: u64, found: &[Candidate], scenario: &Scenario) -> Result<(), String> {
     let simulated = found.iter().map(|candidate| (candidate, simulate(op, bytes, candidate.choice, scenario)));
@@ -135,10 +143,7 @@ pub(super) fn print(args: &SimulateArgs, op: Op, bytes: u64, found: &[Candidate]
                 })
             })
             .collect();
-        let Layout { ranks, hosts, .. } = scenario.layout;
-        let whole = json!({"op": op.name(), "bytes": bytes, "ranks": ranks, "hosts": hosts, "algorithms": rows});
-        say(&serde_json::to_string_pretty(&whole).map_err(|error| error.to_string())?);
-        return Ok(());
+        return print_json(op, bytes, scenario, rows);
     }
     say(&format!(
         "{:<32} {:>10} {:>10} {:>7} {:>13} {:>9} {:>10}  {}",

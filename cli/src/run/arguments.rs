@@ -24,7 +24,7 @@ pub(crate) struct Args {
         short = 'n',
         long = "ranks",
         required_unless_present_any = ["hosts", "hostfile"],
-        value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_RANKS))
+        value_parser = ranks
     )]
     pub(super) ranks: Option<u32>,
     /// Start the ranks on these hosts over ssh: HOST[:SLOTS],...; SLOTS is 1 by default
@@ -64,7 +64,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "grace")]
     pub(super) keep_going: bool,
     /// The program and its arguments; `bench ...` is the built-in command
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub(super) program: Vec<OsString>,
 }
 
@@ -73,6 +73,16 @@ impl Args {
     pub(super) fn grace(&self) -> Option<Duration> {
         (!self.keep_going).then_some(self.grace)
     }
+}
+
+/// Parses a number of ranks.
+fn ranks(text: &str) -> Result<u32, String> {
+    // `-np 2`, as for mpirun, is `-n p` to a parser of short options.
+    if text == "p" {
+        return Err("write -n 2, not -np 2".to_owned());
+    }
+    let number = text.parse().ok().filter(|number| (1..=MOST_RANKS).contains(number));
+    number.ok_or_else(|| format!("it is a number of ranks from 1 to {MOST_RANKS}"))
 }
 
 /// Parses an address. Port 0 lets the system choose one.

@@ -21,8 +21,8 @@ use std::process::{ExitCode, Stdio};
 use crossbeam_channel::{bounded, unbounded};
 use kolo::TcpStoreServer;
 
-use crate::complain;
 use crate::random::{hexadecimal, random};
+use crate::{check_command, complain};
 use local::LocalRanks;
 use output::Palette;
 use program::{Job, OF_RANK, Program, free_address, has_input};
@@ -79,6 +79,11 @@ fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
     }
     let count = args.ranks.ok_or_else(|| failed("give the number of ranks with -n".to_owned()))? as usize;
     let program = Program::new(&args.program).map_err(failed)?;
+    if let Some(words) = program.own_command()
+        && let Err(code) = check_command(words, count, args.directory.is_none())
+    {
+        return Ok(code);
+    }
     let exported = exported(&args.exported).map_err(failed)?;
     let credentials = Credentials::new().map_err(failed)?;
     let address = ([127, 0, 0, 1], 0).into();

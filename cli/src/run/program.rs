@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Commands of this program that ranks run.
@@ -44,6 +44,29 @@ impl Program<'_> {
             return Ok(Program { file: this.into_os_string(), arguments: words, is_built_in: true });
         }
         Ok(Program { file: file.clone(), arguments, is_built_in: false })
+    }
+
+    /// Returns the words of a command of this program that the ranks run: `bench` and its arguments.
+    /// Each rank would complain about them by itself.
+    pub(super) fn own_command(&self) -> Option<&[OsString]> {
+        if self.is_built_in {
+            return Some(self.arguments);
+        }
+        let is_built_in = self.arguments.first().is_some_and(|first| BUILT_IN.iter().any(|name| first == name));
+        let same = |path: &Path| {
+            path.canonicalize()
+                .is_ok_and(|path| std::env::current_exe().and_then(|this| this.canonicalize()).is_ok_and(|this| path == this))
+        };
+        let is_this = || {
+            let file = Path::new(&self.file);
+            if file.components().count() > 1 {
+                return same(file);
+            }
+            let path = std::env::var_os("PATH").unwrap_or_default();
+            let named = |folder: PathBuf| folder.join(file).with_extension(std::env::consts::EXE_EXTENSION);
+            std::env::split_paths(&path).map(named).find(|path| path.is_file()).is_some_and(|path| same(&path))
+        };
+        (is_built_in && is_this()).then_some(self.arguments)
     }
 
     /// Returns the command of a rank, whose output goes to pipes.

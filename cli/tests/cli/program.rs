@@ -768,8 +768,10 @@ mod bench {
             (&["bench", "all_reduce", "--sizes", "4Q"], "write 8, 4K, 1M"),
             (&["bench", "all_reduce", "-b", "2K", "-e", "1K"], "larger than the largest"),
             (&["bench", "all_reduce", "-f", "1"], "1 is not in 2.."),
-            (&["bench", "all_reduce", "-d", "float"], "bf16"),
+            (&["bench", "all_reduce", "-d", "flot"], "bf16"),
             (&["bench", "all_reduce", "-d", "bool"], "u8 moves the same bytes"),
+            (&["bench", "all_reduce", "-d", "f8e4m3"], "u8 moves the same bytes"),
+            (&["bench", "all_reduce", "-o", "avgg"], "a similar value exists: 'average'"),
             (&["bench", "broadcast", "--root", "3"], "root 3 is out of range"),
             (&["bench", "all_reduce", "--json", "/no/such/folder/a.json"], "no such folder"),
             (&["bench", "all_reduce", "--algorithm", "rings"], "halving-doubling"),
@@ -784,8 +786,58 @@ mod bench {
     }
 }
 
+/// Mistakes that users of other launchers make.
+#[test]
+fn a_wrong_command_line_is_told_once_and_by_its_fault() {
+    let kolo = env!("CARGO_BIN_EXE_kolo");
+    for (arguments, code, hint) in [
+        (&["run", "--max-restarts", "3", "true"][..], 2, "unexpected argument '--max-restarts'"),
+        (&["run", "--bind-to", "core", "-n", "2", "true"], 2, "unexpected argument '--bind-to'"),
+        (&["run", "-np", "2", "true"], 2, "write -n 2, not -np 2"),
+        (&["run", "-n", "4", "--", kolo, "bench", "nonsense"], 2, "invalid value 'nonsense'"),
+        (&["run", "-n", "4", "--", "bench", "nonsense"], 2, "invalid value 'nonsense'"),
+        (&["run", "-n", "4", "--", kolo, "bench", "all_reduce", "-d", "bool"], 1, "there are no benchmarks of bool"),
+        (&["run", "-n", "4", "--", "bench", "broadcast", "--root", "4"], 1, "root 4 is out of range; there are ranks 0 to 3"),
+        (&["run", "-n", "4", "--", "bench", "barrier", "--json", "/no/such/folder/x"], 1, "no such folder"),
+    ] {
+        let (status, err) = failed(arguments);
+        assert_eq!((status, err.matches(hint).count()), (code, 1), "{arguments:?}: {err}");
+        assert!(!err.contains("--ranks <RANKS>\n") && !err.contains("[1] "), "{arguments:?}: {err}");
+    }
+    // Commands that the help hides are not suggested.
+    for (name, tip) in [("completions", true), ("agnt", false), ("gard", false)] {
+        let (_, err) = failed(&[name]);
+        assert!(!["'compete'", "agent'", "guard'"].iter().any(|hidden| err.contains(hidden)), "{err}");
+        assert_eq!(err.contains("tip: "), tip, "{err}");
+    }
+    assert!(said(&["run", "-n", "4", "--", "bench", "--help"]).starts_with("Measure a collective"));
+    // Options of the program are its own.
+    assert_eq!(said(&["run", "-n", "1", "--no-prefix", "echo", "-n", "--max", "-x", "y"]).trim_end(), "--max -x y");
+}
+
+/// nccl-tests and PyTorch have other names.
+#[test]
+fn other_names_of_types_and_reductions_are_known() {
+    let bench =
+        |more: &[&'static str]| said(&[&["bench", "all_reduce", "--sizes", "8", "--iters", "1", "--warmup", "0"], more].concat());
+    for (given, known) in [(["-d", "float", "-o", "avg"], ["f32", "average"]), (["-d", "int8", "-o", "prod"], ["i8", "product"])]
+    {
+        let out = bench(&given);
+        assert!(known.iter().all(|name| out.contains(name)), "{out}");
+    }
+}
+
 mod plan {
     use super::*;
+
+    #[test]
+    fn the_prices_are_printed_as_json() {
+        let arguments = ["plan", "all_reduce", "--ranks", "8", "--hosts", "8", "--json"];
+        let plan: serde_json::Value = serde_json::from_str(&said(&arguments)).unwrap();
+        let algorithms = plan["algorithms"].as_array().unwrap();
+        assert!(algorithms.len() > 4 && algorithms[0]["is_chosen"] == true, "{plan}");
+        assert!(algorithms.iter().all(|found| found["priced_s"].as_f64().unwrap() > 0.0), "{plan}");
+    }
 
     #[test]
     fn the_choice_is_explained() {

@@ -31,9 +31,9 @@ use super::process::{self, Event, Signal};
 use super::program::{Program, has_input};
 use super::supervise::{Failure, Ranks, Supervisor, drain};
 use super::{Credentials, LAUNCHER_FAILED, conclude, exported};
-use crate::complain;
 use crate::random::hexadecimal;
 use crate::units::show_ranks;
+use crate::{check_command, complain};
 use connection::{Advice, Connection, Notes, Receivers};
 use hosts::{Host, Placed, is_this_machine};
 use protocol::{Job, ToAgent};
@@ -68,6 +68,11 @@ pub(super) fn launch(args: &Args, hosts: Vec<Host>) -> Result<ExitCode, (u8, Str
     let placed = hosts::place(&hosts, args.ranks).map_err(failed)?;
     let count = placed.last().map_or(0, |last| last.ranks.end);
     let program = Program::new(&args.program).map_err(failed)?;
+    if let Some(words) = program.own_command()
+        && let Err(code) = check_command(words, count, false)
+    {
+        return Ok(code);
+    }
     let environment = environment::forwarded(exported(&args.exported).map_err(failed)?);
     let directory = args.directory.clone().map_or_else(environment::directory, Ok);
     let directory = directory.map_err(|error| failed(format!("cannot find the working directory: {error}; give --directory")))?;
