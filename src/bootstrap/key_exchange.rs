@@ -12,6 +12,7 @@ use crate::types::Rank;
 use crate::wire::{Reader, Writer};
 
 /// A rank's keys for one run.
+#[derive(Clone)]
 pub(super) struct KeyPair {
     private: [u8; 32],
     pub(super) public: [u8; 32],

@@ -22,7 +22,7 @@ pub(crate) use value::Value;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 
 /// The deadline of the start. Programs under valgrind on a busy machine take minutes to connect.
-const START: Duration = Duration::from_secs(900);
+pub(crate) const START: Duration = Duration::from_secs(900);
 
 /// A deadline that a test waits for. Operations that should succeed before it take far less time,
 /// even on a busy machine.

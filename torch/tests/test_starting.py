@@ -86,12 +86,45 @@ def starts(rank, world, methods):
 
 @pytest.mark.parametrize("kind", ["file", "tcp", "env"])
 def test_init_methods(tmp_path, kind):
-    # Each group has a store of its own: a fast rank could still find the store of the previous
-    # group.
     ports = [free_port(), free_port()]
     urls = {"file": tmp_path.as_uri() + "/store-{}", "tcp": "tcp://127.0.0.1:{}", "env": "env://"}
     methods = [(urls[kind].format(port), port) for port in ports]
     assert all(Ranks(2, starts, methods).results().values())
+
+
+def starts_again(rank, world, method, port, keeps_store):
+    """Starts again and again; returns how many descriptors are open after each time."""
+    import gc
+
+    import torch.distributed as dist
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    # Nothing waits for the garbage collector to close a descriptor.
+    gc.disable()
+    kept, counts = [], []
+    for _ in range(20):
+        dist.init_process_group("kolo", init_method=method, rank=rank, world_size=world)
+        if keeps_store:
+            kept.append(dist.distributed_c10d._get_default_store())
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, async_op=True).wait()
+        dist.all_reduce(tensor, async_op=True).get_future().wait()
+        assert tensor.item() == world**3
+        dist.destroy_process_group()
+        counts.append(len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0)
+    return counts
+
+
+@pytest.mark.parametrize("kind", ["env", "tcp", "kept"])
+def test_ranks_start_again_and_again(kind):
+    """Another rank may connect before rank 0 has closed the store of the start before, or rank 0
+    never closes it.
+    """
+    port = free_port()
+    method = f"tcp://127.0.0.1:{port}" if kind == "tcp" else "env://"
+    for rank, counts in Ranks(2, starts_again, method, port, kind == "kept").results().items():
+        assert kind == "kept" or len(set(counts)) == 1, f"rank {rank}: {counts}"
 
 
 def test_a_store_needs_no_libuv():

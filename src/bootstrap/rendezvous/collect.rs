@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use super::join::ANOTHER_START;
 use super::store_keys::{TABLE, key_share_of, peer_info_of, refusal_read_by, secret_for};
 use super::timing::{GRACE, POLL_INTERVAL};
 use crate::bootstrap::announcement::{self, Announcement, Source};
@@ -201,6 +202,11 @@ fn second_rank_0(start: &Start<'_>, mine: &PeerInfo, announced: &[u8]) -> Result
     }
     let peer = other.map(|other| SignedStore::new(start.store, &other).get(&peer_info_of(0), 0, POLL_INTERVAL));
     let peer = peer.and_then(|peer| PeerInfo::decode(&peer.ok()??));
-    let second = peer.map_or_else(|| "another process".to_owned(), |peer| peer.process());
-    Ok(Error::RankTaken { rank: 0, first: mine.process(), second })
+    let first = mine.process();
+    let second = match peer {
+        None => "another process".to_owned(),
+        Some(peer) if peer.process() == first => ANOTHER_START.to_owned(),
+        Some(peer) => peer.process(),
+    };
+    Ok(Error::RankTaken { rank: 0, first, second })
 }

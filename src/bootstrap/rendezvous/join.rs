@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::attempt::{Attempt, comes_again};
 use super::store_keys::{TABLE, key_share_of, peer_info_of, secret_for, standby_of};
 use super::timing::{GRACE, PAUSE, POLL_INTERVAL};
 use crate::bootstrap::announcement::{self, Announcement, Source};
 use crate::bootstrap::endpoint::Endpoint;
 use crate::bootstrap::identity::{Identity, MAC, Run};
-use crate::bootstrap::key_exchange::{Exchange, KeyPair, KeyShare};
+use crate::bootstrap::key_exchange::{Exchange, KeyShare};
 use crate::bootstrap::listener::handshake::{Hello, Purpose, Refusal};
 use crate::bootstrap::listener::{self, DialError};
 use crate::bootstrap::peer_info::PeerInfo;
@@ -34,9 +35,11 @@ enum JoinState {
     /// The rank waits for rank 0 to send the secret.
     AwaitsSecret(AwaitsSecret),
     /// The rank knows the secret, listens, and waits for the table.
-    Listening { endpoint: Endpoint, identity: Identity, mine: Box<PeerInfo>, conflict: Option<Box<Conflict>> },
+    Listening { attempt: Attempt, endpoint: Endpoint, identity: Identity, mine: Box<PeerInfo>, conflict: Option<Box<Conflict>> },
     /// The run has ended before this rank could join it.
     Missed(Identity),
+    /// This process has been in the run as this rank. Rank 0 will announce another.
+    Former,
 }
 
 /// Another process has claimed this rank.
@@ -50,8 +53,8 @@ struct Conflict {
 
 /// A rank that waits for the secret.
 struct AwaitsSecret {
+    attempt: Attempt,
     run: Run,
-    keys: KeyPair,
     /// This rank's public key, as it is in the store.
     mine: KeyShare,
     /// Rank 0's public key.
@@ -97,6 +100,11 @@ pub(super) fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(End
             }
             // The store may have ended with rank 0. Then there will be no other run.
             (Err(_), Some(end)) => return Err(end),
+            // The store of a former start of this process closes, and rank 0 will serve another.
+            (Err(_), None) if !is_late && state.is_outside() && comes_again(start) && reconnects(start)? => {
+                (announced, gone, state) = (None, None, JoinState::Nothing);
+                continue;
+            }
             (Err(problem), None) => return Err(taken(start, &state).unwrap_or_else(|| problem.at(start.store.url()))),
             (Ok(current), _) => current,
         };
@@ -129,6 +137,18 @@ pub(super) fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(End
             return Err(too_late(start, state, seen, began));
         }
     }
+}
+
+impl JoinState {
+    /// Returns whether this rank is in no run.
+    fn is_outside(&self) -> bool {
+        matches!(self, JoinState::Nothing | JoinState::Untrusted(_) | JoinState::Missed(_) | JoinState::Former)
+    }
+}
+
+/// Connects to the store again, if that is possible.
+fn reconnects(start: &Start<'_>) -> Result<bool> {
+    start.at_store(start.store.reconnect(start.left()))
 }
 
 /// What a rank has seen of others, for the error at the deadline.
@@ -172,9 +192,9 @@ fn advance(start: &Start<'_>, ip: IpAddr, state: JoinState, seen: &mut Seen, is_
         JoinState::AwaitsSecret(AwaitsSecret { run, conflict: Some((ref holder, since)), .. })
             if since.elapsed() >= CONFLICT_PATIENCE && seen.may_dial() && listens(start, &run) =>
         {
-            return Err(Error::RankTaken { rank: start.rank, first: holder.shown(), second: start.process() });
+            return Err(rank_taken(start, &holder.process, holder.shown()));
         }
-        JoinState::Listening { endpoint, identity, mine, conflict } => {
+        JoinState::Listening { attempt, endpoint, identity, mine, conflict } => {
             if seen.zero.is_none() {
                 seen.zero = rank_0(&SignedStore::new(start.store, &identity));
             }
@@ -187,7 +207,7 @@ fn advance(start: &Start<'_>, ip: IpAddr, state: JoinState, seen: &mut Seen, is_
                 Found::End(error) => Some(error),
                 Found::Nothing => None,
             };
-            Advanced::Waits(JoinState::Listening { endpoint, identity, mine, conflict }, end)
+            Advanced::Waits(JoinState::Listening { attempt, endpoint, identity, mine, conflict }, end)
         }
         // The announcement has to change.
         other => {
@@ -200,7 +220,7 @@ fn advance(start: &Start<'_>, ip: IpAddr, state: JoinState, seen: &mut Seen, is_
 /// Returns whether rank 0 may still say why the start failed: it gives up at its own deadline.
 fn may_hear_of_rank_0(start: &Start<'_>, state: &JoinState) -> bool {
     match state {
-        JoinState::Nothing | JoinState::Untrusted(_) | JoinState::Missed(_) => false,
+        JoinState::Nothing | JoinState::Untrusted(_) | JoinState::Missed(_) | JoinState::Former => false,
         JoinState::AwaitsSecret(_) => true,
         JoinState::Listening { identity, .. } => lives(start, identity, 0),
     }
@@ -208,14 +228,23 @@ fn may_hear_of_rank_0(start: &Start<'_>, state: &JoinState) -> bool {
 
 /// Returns the error of a rank that another process has claimed, if that process is of this run.
 fn taken(start: &Start<'_>, state: &JoinState) -> Option<Error> {
-    let (first, second) = match state {
-        JoinState::Listening { mine, conflict: Some(conflict), .. } if conflict.was_alive => {
-            (conflict.holder.process(), mine.process())
+    let (holder, shown) = match state {
+        JoinState::Listening { conflict: Some(conflict), .. } if conflict.was_alive => {
+            (conflict.holder.process(), conflict.holder.process())
         }
-        JoinState::AwaitsSecret(AwaitsSecret { conflict: Some((holder, _)), .. }) => (holder.shown(), start.process()),
+        JoinState::AwaitsSecret(AwaitsSecret { conflict: Some((holder, _)), .. }) => (holder.process.clone(), holder.shown()),
         _ => return None,
     };
-    Some(Error::RankTaken { rank: start.rank, first, second })
+    Some(rank_taken(start, &holder, shown))
+}
+
+/// Returns the error of a rank that a process holds. `shown` is that process in messages.
+fn rank_taken(start: &Start<'_>, holder: &str, shown: String) -> Error {
+    let second = start.process();
+    match holder == second {
+        true => Error::RankTaken { rank: start.rank, first: second, second: ANOTHER_START.to_owned() },
+        false => Error::RankTaken { rank: start.rank, first: shown, second },
+    }
 }
 
 /// Returns rank 0's peer info, if it is in the store.
@@ -241,15 +270,19 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8], seen: &mut Seen) -> Re
     match (announcement.secret, start.identity.secret()) {
         (Source::Given { .. }, Some(secret)) => {
             let identity = start.identity.clone().of_run(run, secret);
-            if announcement.is_of(announcement::NAME, start.store, &identity) {
-                return announce_self(start, ip, identity, seen);
+            if !announcement.is_of(announcement::NAME, start.store, &identity) {
+                return Ok(JoinState::Untrusted(StoreError::Forged { key: announcement::NAME.to_owned() }));
             }
-            Ok(JoinState::Untrusted(StoreError::Forged { key: announcement::NAME.to_owned() }))
+            let Some(attempt) = Attempt::begin(start, run) else { return Ok(JoinState::Former) };
+            announce_self(start, ip, attempt, identity, seen)
         }
-        (Source::Shared { secret }, None) => announce_self(start, ip, start.identity.clone().of_run(run, secret), seen),
+        (Source::Shared { secret }, None) => {
+            let Some(attempt) = Attempt::begin(start, run) else { return Ok(JoinState::Former) };
+            announce_self(start, ip, attempt, start.identity.clone().of_run(run, secret), seen)
+        }
         (Source::Agreed { public: theirs }, None) => {
-            let keys = KeyPair::random();
-            let mine = KeyShare { public: keys.public, process: start.process() };
+            let Some(attempt) = Attempt::begin(start, run) else { return Ok(JoinState::Former) };
+            let mine = KeyShare { public: attempt.keys.public, process: start.process() };
             let key = in_run(&run, &key_share_of(start.rank));
             let patience = start.left().max(POLL_INTERVAL);
             let holder = start.at_store(start.store.claim(&key, &mine.encode(), patience))?;
@@ -259,7 +292,7 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8], seen: &mut Seen) -> Re
                 start.at_store(start.store.set(&key, &mine.encode(), patience))?;
             }
             let conflict = holder.filter(|holder| holder.public != mine.public).map(|holder| (holder, Instant::now()));
-            Ok(JoinState::AwaitsSecret(AwaitsSecret { run, keys, mine, theirs, conflict, is_forged: false }))
+            Ok(JoinState::AwaitsSecret(AwaitsSecret { attempt, run, mine, theirs, conflict, is_forged: false }))
         }
         // Either this rank or rank 0 was given a secret, and the other was not.
         (Source::Given { .. }, None) | (_, Some(_)) => Ok(JoinState::Untrusted(StoreError::Secret)),
@@ -268,7 +301,7 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8], seen: &mut Seen) -> Re
 
 /// Checks whether rank 0 has sent the secret.
 fn learn(start: &Start<'_>, ip: IpAddr, waiting: AwaitsSecret, seen: &mut Seen) -> Result<JoinState> {
-    let AwaitsSecret { run, theirs, .. } = waiting;
+    let AwaitsSecret { ref attempt, run, theirs, .. } = waiting;
     let Some(wrapped) = start.at_store(start.store.get(&in_run(&run, &secret_for(start.rank)), POLL_INTERVAL))? else {
         // Another process may have overwritten this rank's public key with something else.
         let key = in_run(&run, &key_share_of(start.rank));
@@ -278,18 +311,19 @@ fn learn(start: &Start<'_>, ip: IpAddr, waiting: AwaitsSecret, seen: &mut Seen) 
         }
         return Ok(JoinState::AwaitsSecret(waiting));
     };
-    let exchange = Exchange { job: start.identity.job(), run, rank: start.rank, publics: [theirs, waiting.keys.public] };
-    let Some(secret) = exchange.unwrap(&waiting.keys, &wrapped) else {
+    let exchange = Exchange { job: start.identity.job(), run, rank: start.rank, publics: [theirs, attempt.keys.public] };
+    let Some(secret) = exchange.unwrap(&attempt.keys, &wrapped) else {
         // Rank 0 will overwrite it. In a store without claims, the value may be for another process
         // that had this rank.
         std::thread::sleep(PAUSE);
         return Ok(JoinState::AwaitsSecret(AwaitsSecret { is_forged: true, ..waiting }));
     };
-    announce_self(start, ip, start.identity.clone().of_run(run, secret).agreed(), seen)
+    announce_self(start, ip, waiting.attempt, start.identity.clone().of_run(run, secret).agreed(), seen)
 }
 
 /// Opens the endpoint, and writes this rank's peer info.
-fn announce_self(start: &Start<'_>, ip: IpAddr, identity: Identity, seen: &mut Seen) -> Result<JoinState> {
+fn announce_self(start: &Start<'_>, ip: IpAddr, attempt: Attempt, identity: Identity, seen: &mut Seen) -> Result<JoinState> {
+    attempt.publishes();
     let signed = SignedStore::new(start.store, &identity);
     let endpoint = Endpoint::open(start, ip, &identity).inspect_err(|error| {
         let failure = OwnFailure { rank: start.rank, host: start.host(), pid: std::process::id(), why: error.to_string() };
@@ -316,7 +350,7 @@ fn announce_self(start: &Start<'_>, ip: IpAddr, identity: Identity, seen: &mut S
         let was_alive = answers(start, &identity, &holder, POLL_INTERVAL);
         Box::new(Conflict { holder, since: Instant::now(), was_alive })
     });
-    Ok(JoinState::Listening { endpoint, identity, mine: Box::new(mine), conflict })
+    Ok(JoinState::Listening { attempt, endpoint, identity, mine: Box::new(mine), conflict })
 }
 
 /// Looks for a table that contains this rank.
@@ -332,7 +366,7 @@ fn look_for_table(
         // another.
         let is_due = is_late || since.elapsed() >= CONFLICT_PATIENCE;
         if is_due && answers(start, identity, holder, POLL_INTERVAL) || is_late && *was_alive {
-            return Err(Error::RankTaken { rank: start.rank, first: holder.process(), second: mine.process() });
+            return Err(rank_taken(start, &holder.process(), holder.process()));
         }
         std::thread::sleep(PAUSE);
         return Ok(Found::Nothing);
@@ -388,11 +422,14 @@ fn too_late(start: &Start<'_>, state: JoinState, seen: Seen, began: Instant) -> 
         (JoinState::AwaitsSecret(AwaitsSecret { run, is_forged: true, .. }), _) => {
             return StoreError::Forged { key: in_run(&run, &secret_for(start.rank)) }.at(start.store.url());
         }
-        (JoinState::Nothing | JoinState::AwaitsSecret(_) | JoinState::Missed(_), _) => vec![0],
+        (JoinState::Nothing | JoinState::AwaitsSecret(_) | JoinState::Missed(_) | JoinState::Former, _) => vec![0],
         (JoinState::Listening { identity, .. }, Seen { living, .. }) => missing(start, &identity, living.as_deref()),
     };
     Error::Missing { ranks, world_size: start.world_size, store: start.store.url(), waited: began.elapsed() }
 }
+
+/// The second process of an error, if it is the first one, too.
+pub(super) const ANOTHER_START: &str = "another start in that process";
 
 /// How long a rank waits before it checks whether the process that has its rank lives: a former run
 /// may be about to end.

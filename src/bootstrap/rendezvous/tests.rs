@@ -1,5 +1,5 @@
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::store_keys::{TABLE, key_share_of, peer_info_of, secret_for};
@@ -12,7 +12,7 @@ use crate::bootstrap::signed::in_run;
 use crate::bootstrap::start::Start;
 use crate::bootstrap::store::{self, Store, StoreUrl};
 use crate::config::Settings;
-use crate::error::{Result, StoreError};
+use crate::error::{Error, Result, StoreError};
 use crate::types::Rank;
 use crate::wire::hexadecimal;
 
@@ -255,6 +255,149 @@ fn the_end_of_a_former_run_does_not_end_the_next() {
             one.join().unwrap().unwrap();
         });
     }
+}
+
+/// A store as one rank sees it.
+struct View<'a> {
+    store: &'a dyn Store,
+    /// The store that is served after the first has closed.
+    next: Option<&'a dyn Store>,
+    is_private: bool,
+    reads_of_announcement: AtomicUsize,
+    hides_secrets: bool,
+    has_closed: AtomicBool,
+    has_reconnected: AtomicBool,
+}
+
+impl<'a> View<'a> {
+    fn new(store: &'a dyn Store, is_private: bool) -> View<'a> {
+        let no = AtomicBool::default;
+        View {
+            store,
+            next: None,
+            is_private,
+            reads_of_announcement: 0.into(),
+            hides_secrets: false,
+            has_closed: no(),
+            has_reconnected: no(),
+        }
+    }
+
+    fn now(&self) -> Result<&'a dyn Store, StoreError> {
+        match (self.has_closed.load(Ordering::Relaxed), self.has_reconnected.load(Ordering::Relaxed)) {
+            (true, false) => Err(StoreError::io("asking it")(std::io::ErrorKind::ConnectionReset.into())),
+            (true, true) => Ok(self.next.unwrap()),
+            (false, _) => Ok(self.store),
+        }
+    }
+
+    /// Waits until a rank has read the announcement so often that it has waited longer than for a
+    /// process that has its rank, or until it has ended.
+    fn is_read_by<T>(&self, rank: &std::thread::ScopedJoinHandle<'_, T>) {
+        while self.reads_of_announcement.load(Ordering::Relaxed) < 100 && !rank.is_finished() {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Store for View<'_> {
+    fn url(&self) -> String {
+        self.store.url()
+    }
+    fn is_private(&self) -> bool {
+        self.is_private
+    }
+    fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreError> {
+        self.now()?.set(key, value, timeout)
+    }
+    fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
+        self.reads_of_announcement.fetch_add(usize::from(key == announcement::NAME), Ordering::Relaxed);
+        if self.hides_secrets && key.contains("/secret/") {
+            std::thread::sleep(timeout);
+            return Ok(None);
+        }
+        self.now()?.get(key, timeout)
+    }
+    fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {
+        self.now()?.claim(key, value, timeout)
+    }
+    fn reconnect(&self, _: Duration) -> Result<bool, StoreError> {
+        self.has_reconnected.store(self.next.is_some(), Ordering::Relaxed);
+        Ok(self.next.is_some())
+    }
+}
+
+/// Has two ranks meet; returns their endpoints, which still listen.
+fn two_meet(store: &dyn Store) -> [Membership; 2] {
+    std::thread::scope(|scope| {
+        [0, 1].map(|rank| scope.spawn(move || gather_members(store, rank, 2, late()).unwrap())).map(|rank| rank.join().unwrap())
+    })
+}
+
+/// The former start still listens, as a communicator that a program has not dropped yet.
+#[test]
+fn a_rank_that_starts_again_is_not_a_second_process() {
+    for is_private in [true, false] {
+        let store = Recording::new(&format!("again, {is_private}"), is_private).store;
+        let store = View::new(&*store, is_private);
+        let former = two_meet(&store);
+        std::thread::scope(|scope| {
+            store.reads_of_announcement.store(0, Ordering::Relaxed);
+            let one = scope.spawn(|| gather_members(&store, 1, 2, late()).map(drop));
+            store.is_read_by(&one);
+            gather_members(&store, 0, 2, late()).map(drop).unwrap();
+            one.join().unwrap().unwrap();
+        });
+        drop(former);
+    }
+}
+
+#[test]
+fn a_rank_that_starts_again_follows_its_store() {
+    for is_private in [true, false] {
+        for looks_before in [true, false] {
+            let name = |which: &str| format!("{which} store, {is_private}, {looks_before}");
+            let [first, second] = ["first", "second"].map(|which| Recording::new(&name(which), is_private).store);
+            drop(two_meet(&View::new(&*first, is_private)));
+            let of_one = View { next: Some(&*second), ..View::new(&*first, is_private) };
+            let of_zero = View::new(&*second, is_private);
+            of_one.has_closed.store(!looks_before, Ordering::Relaxed);
+            std::thread::scope(|scope| {
+                let one = scope.spawn(|| gather_members(&of_one, 1, 2, late()).map(drop));
+                if looks_before {
+                    of_one.is_read_by(&one);
+                    of_one.has_closed.store(true, Ordering::Relaxed);
+                }
+                gather_members(&of_zero, 0, 2, late()).map(drop).unwrap();
+                one.join().unwrap().unwrap();
+            });
+            assert!(of_one.has_reconnected.load(Ordering::Relaxed));
+        }
+    }
+    // A process that has not been there reports it at once.
+    let store = Recording::new("closed", true).store;
+    let closed = View { next: Some(&*store), ..View::new(&*store, true) };
+    closed.has_closed.store(true, Ordering::Relaxed);
+    let refused = gather_members(&closed, 1, 2, late()).map(drop);
+    assert!(matches!(refused, Err(Error::Store { .. })), "{refused:?}");
+    assert!(!closed.has_reconnected.load(Ordering::Relaxed));
+}
+
+/// Rank 0 answers the keys of the first attempt, and waits for the peer info.
+#[test]
+fn a_start_continues_one_that_ended_before_it_knew_the_secret() {
+    let store = Recording::new("continued", false);
+    std::thread::scope(|scope| {
+        let zero = scope.spawn(|| gather_members(&store, 0, 2, late()).map(drop));
+        let hidden = View { hides_secrets: true, ..View::new(&store, false) };
+        let mut error = None;
+        while !store.holds_key(&secret_for(1)) && !zero.is_finished() {
+            error = gather_members(&hidden, 1, 2, Instant::now() + POLL_INTERVAL).err();
+        }
+        assert!(matches!(error, Some(Error::Missing { .. })), "{error:?}");
+        gather_members(&store, 1, 2, late()).map(drop).unwrap();
+        zero.join().unwrap().unwrap();
+    });
 }
 
 /// Rank 0 reads the keys of each rank about once, whatever the number of ranks.

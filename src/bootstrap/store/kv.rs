@@ -97,6 +97,18 @@ pub trait Store: Send + Sync {
         self.set(key, value, timeout)?;
         Ok(value.to_vec())
     }
+
+    /// Connects again to a store that has closed the connection, because rank 0 will serve it again.
+    /// Returns whether this kind of store can do so. A rank asks for it if it starts once more in the
+    /// same process, and meets the store of the start before.
+    ///
+    /// # Errors
+    ///
+    /// The store is not served again within the timeout: [`StoreError::Unreachable`].
+    fn reconnect(&self, timeout: Duration) -> Result<bool, StoreError> {
+        _ = timeout;
+        Ok(false)
+    }
 }
 
 /// Checks the sizes of a key and a value.

@@ -49,15 +49,22 @@ def _why_not_cpp():
 
 def _create(options, backend_options):
     import torch
+    import torch.distributed as dist
     from torch.distributed.constants import default_pg_timeout
 
+    from . import _rendezvous
     from ._shared_memory import use_shared_memory
 
     if backend_options is not None:
         of_options = backend_options._timeout
         if default_pg_timeout not in (of_options, options.timeout) and of_options != options.timeout:
             warnings.warn(f"torch_kolo.Options has a timeout of {of_options}, and the argument has one of {options.timeout}, which wins")
+    is_default = not dist.is_initialized()
+    if is_default:
+        _rendezvous.joins(options.store, options.group_rank)
     backend = _load().create(options, backend_options)
+    if is_default:
+        _rendezvous.has_joined(options.store)
     if backend.supports_tensor_alloc(torch.device("cpu")):
         # DDP asks in C++, by a number, and cannot ask the backend in Python.
         use_shared_memory(for_ddp=_load().__name__.endswith("._C"))
@@ -103,8 +110,10 @@ def register():
     if dist.is_available() and "KOLO" not in dist.Backend._plugins:
         from ._as_gloo import is_wanted, take_the_place_of_gloo
         from ._coalescing import end_groups_on_exceptions
+        from ._rendezvous import follow_stores
 
         end_groups_on_exceptions()
+        follow_stores()
         dist.Backend.register_backend("kolo", _create, extended_api=True, devices=["cpu", "cuda"])
         if is_wanted():
             take_the_place_of_gloo(_create, _create_for)

@@ -30,6 +30,15 @@ pub(crate) struct TcpStore {
     deadline: Instant,
     // Rank 0 serves the others.
     server: Option<TcpStoreServer>,
+    /// Where another process serves the store.
+    served_at: Option<ServedAt>,
+}
+
+/// Where another process serves a store.
+struct ServedAt {
+    host: String,
+    ports: Vec<u16>,
+    identity: Identity,
 }
 
 impl TcpStore {
@@ -102,7 +111,7 @@ impl TcpStore {
             }
             ConnectError::Permanent(problem) => problem.at(server.url()),
         })?;
-        Ok(TcpStore { stream: Mutex::new(stream), url: server.url(), deadline, server: Some(server) })
+        Ok(TcpStore { stream: Mutex::new(stream), url: server.url(), deadline, server: Some(server), served_at: None })
     }
 
     /// Connects as soon as one of the ports serves this job.
@@ -144,7 +153,9 @@ impl TcpStore {
                 match connect(address, identity, deadline) {
                     Ok(stream) => {
                         let url = format!("tcp://{address}");
-                        return Ok(Ok(TcpStore { stream: Mutex::new(stream), url, deadline, server: None }));
+                        let served_at = ServedAt { host: host.to_owned(), ports: ports.to_owned(), identity: identity.clone() };
+                        let stream = Mutex::new(stream);
+                        return Ok(Ok(TcpStore { stream, url, deadline, server: None, served_at: Some(served_at) }));
                     }
                     Err(ConnectError::Transient(error)) => last = format!("{address}: {error}"),
                     // Another program may listen at one of several ports.
@@ -258,5 +269,12 @@ impl Store for TcpStore {
 
     fn claim(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>, StoreError> {
         self.ask(CLAIM, key, value, timeout)?.ok_or_else(|| StoreError::Foreign("its server sent an invalid response".to_owned()))
+    }
+
+    fn reconnect(&self, timeout: Duration) -> Result<bool, StoreError> {
+        let Some(ServedAt { host, ports, identity }) = &self.served_at else { return Ok(false) };
+        let found = TcpStore::find(host, ports, identity, Instant::now() + timeout)?;
+        *self.stream.lock() = found.stream.into_inner();
+        Ok(true)
     }
 }

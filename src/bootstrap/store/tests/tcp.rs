@@ -13,6 +13,25 @@ fn tcp_stores() {
     promises(&*zero, &*other);
 }
 
+/// Rank 0 closes the store of a start, and serves that of the next.
+#[test]
+fn a_store_that_is_served_again_is_connected_to_again() {
+    let bind = |address: std::net::SocketAddr| TcpStoreServer::bind(address, "job", None).unwrap();
+    let first = bind("127.0.0.1:0".parse().unwrap());
+    let address = first.address();
+    let store = open(&StoreUrl::parse(&first.url()).unwrap(), false, &identity(), late()).unwrap();
+    store.set("a", b"1", LATE).unwrap();
+    drop(first);
+    store.get("a", SOON).unwrap_err();
+    assert!(matches!(store.reconnect(SOON), Err(StoreError::Unreachable { .. })));
+    let _second = bind(address);
+    assert!(store.reconnect(LATE).unwrap());
+    assert_eq!(store.get("a", SOON).unwrap(), None);
+    // Rank 0 serves the store itself.
+    let zero = open(&StoreUrl::Tcp { host: "127.0.0.1".to_owned(), port: 0 }, true, &identity(), late()).unwrap();
+    assert!(!zero.reconnect(LATE).unwrap());
+}
+
 /// The server pauses if the process of rank 0 is paused while ranks connect.
 #[test]
 fn a_server_that_pauses_is_waited_for_until_the_deadline() {
