@@ -89,7 +89,7 @@ impl Place {
                 Err(Error::Mismatch { .. } | Error::Peer { .. }) => {
                     let allowed = match rank == odd || self.compares_first(name) {
                         true => own,
-                        false => (1 << world) - 1 & !(1 << odd),
+                        false => ((1 << world) - 1) & !(1 << odd),
                     };
                     assert_eq!(written & !allowed, 0, "{what}: elements of other ranks were written, then {result:?}");
                 }

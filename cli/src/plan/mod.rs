@@ -168,7 +168,11 @@ fn use_measured(model: &mut CostModel, is_silent: bool) -> Result<(), String> {
                     KOLO_NETWORK_LATENCY or KOLO_NETWORK_BANDWIDTH gives them"
             .to_owned());
     };
-    let say = |line: &str| if is_silent { () } else { say(line) };
+    let say = |line: &str| {
+        if !is_silent {
+            say(line);
+        }
+    };
     say(&format!(
         "{:<32} {:<32} {:>7} {:<10} {:>10} {:>10} {:>10} {:>9}",
         "from", "to", "links", "where", "latency", "GB/s", "reduction", "age"
