@@ -180,8 +180,7 @@ const OTHERS: [&str; 10] =
 /// Describes the variables of this process that begin with `KOLO_` and that kolo does not read: they
 /// may be misspelt.
 pub fn unknown_variables() -> Vec<String> {
-    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    describe_unknown(names)
+    describe_unknown(sys::variable_names())
 }
 
 fn describe_unknown(names: impl Iterator<Item = String>) -> Vec<String> {

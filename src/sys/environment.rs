@@ -22,6 +22,11 @@ pub(crate) fn variable(name: &str) -> Option<OsString> {
     None
 }
 
+/// Returns the names of all variables, whether they count or not.
+pub(crate) fn variable_names() -> impl Iterator<Item = String> {
+    std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())
+}
+
 /// Returns whether a variable is set that does not count, and that a library used by kolo would read.
 pub(crate) fn is_overruled(name: &str) -> bool {
     *IS_PRIVILEGED && std::env::var_os(name).is_some()

@@ -55,7 +55,7 @@ use portable as platform;
 pub(crate) use advice::{LOCAL_CONNECTIONS, MORE_MEMORY, READING, READING_CALL, how_to_remove};
 pub(crate) use clock::{Timeline, clock_identity, monotonic, ticks, wall};
 pub(crate) use descriptor::{Guarded, TcpStream, above_standard};
-pub(crate) use environment::{is_overruled, variable};
+pub(crate) use environment::{is_overruled, variable, variable_names};
 #[cfg(feature = "cuda")]
 pub(crate) use facts::loaded_libraries;
 pub(crate) use facts::{Cuda, address_space_limit, clock_source, descriptor_limit, may_have_devices, probe_cuda, reading_policy};

@@ -88,11 +88,14 @@ fn only_the_c_library_exports_symbols() {
     }
 }
 
-/// The variants of an enum, which begin lines of four blanks.
+/// The variants of an enum, which begin lines of four blanks more than the enum.
 fn variants<'a>(source: &'a str, name: &str) -> Vec<&'a str> {
-    let body = source.split(&format!("pub enum {name} {{\n")).nth(1).unwrap().split("\n}").next().unwrap();
+    let (before, rest) = source.split_once(&format!("pub enum {name} {{\n")).unwrap();
+    let indent = before.rsplit('\n').next().unwrap();
+    let body = rest.split(&format!("\n{indent}}}")).next().unwrap();
+    let start = format!("{indent}    ");
     let variant =
-        |line: &'a str| line.strip_prefix("    ").filter(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()));
+        |line: &'a str| line.strip_prefix(&start).filter(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()));
     let name = |line: &'a str| line.split(|letter: char| !letter.is_alphanumeric()).next().unwrap();
     body.lines().filter_map(variant).map(name).collect()
 }
