@@ -262,10 +262,10 @@ pub(super) fn without_descriptors(comm: &Communicator) -> Task {
             held.push(file);
         }
     }
-    let message = |result: Result<()>| result.map_err(|error| End::Failed(Failed { error, call: Some((Op::Send, 1)) }));
+    let message = |op, result: Result<()>| result.map_err(|error| End::Failed(Failed { error, call: Some((op, 1)) }));
     match rank {
-        _ if rank == lacks => message(comm.send(&[1u8; 8], other)),
-        _ if rank == other => message(comm.recv(&mut [1u8; 8], lacks)),
+        _ if rank == lacks => message(Op::Send, comm.send(&[1u8; 8], other)),
+        _ if rank == other => message(Op::Recv, comm.recv(&mut [1u8; 8], lacks)),
         _ => calls.call(Op::Barrier, |comm| comm.barrier()),
     }
 }
