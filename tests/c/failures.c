@@ -164,7 +164,7 @@ static void given_up(void) {
     OK(kolo_work_cancel(work));
     REFUSED(KOLO_ERR_ABORTED, "was aborted", kolo_work_wait(work));
     REFUSED(KOLO_ERR_ABORTED, "was aborted", kolo_work_test(work, &done));
-    CHECK(done == 1 && last_error(comm).op == KOLO_OP_SEND);
+    CHECK(done == 1 && last_error(comm).op == KOLO_OP_RECV);
     CHECK(kolo_work_wait(later) == KOLO_ERR_REVOKED);
     OK(kolo_work_destroy(work));
   } else {
