@@ -189,6 +189,14 @@ impl Fabric {
         peers.into_iter().filter_map(|peer| self.members.iter().position(|&member| member == peer)).collect()
     }
 
+    /// Drops the connections of peers that wait for the communicator, which has ended, and those that
+    /// will come. Such a peer asks why.
+    pub(crate) fn refuse_connections(&self) {
+        if let Backing::Network(network) = &self.backing {
+            network.mailbox.end(self.comm_id);
+        }
+    }
+
     /// Returns what sends queries to the others, beside the operations; `None` for a rank without
     /// peers.
     fn control(&self) -> Option<Arc<dyn ControlChannel>> {
@@ -313,5 +321,6 @@ impl Drop for Fabric {
         if let Some(board) = self.board() {
             board.take_down(self.comm_id, self.members[self.rank]);
         }
+        self.refuse_connections();
     }
 }

@@ -215,6 +215,9 @@ impl Core {
         if let Some(window) = &mut self.window {
             window.part(self.seq, failed);
         }
+        if failed {
+            self.fabric.refuse_connections();
+        }
     }
 }
 

@@ -76,9 +76,9 @@ impl StatusBoard {
         statuses
     }
 
-    /// Whether a rank of the job has dropped a communicator.
-    pub(crate) fn has_left(&self, comm_id: u64, member: Rank) -> bool {
-        self.posted.lock().taken_down.iter().any(|(name, _)| *name == (comm_id, member))
+    /// Returns whether a rank of the job has a communicator.
+    pub(crate) fn has(&self, comm_id: u64, member: Rank) -> bool {
+        self.posted.lock().statuses.contains_key(&(comm_id, member))
     }
 
     /// Returns which of `members`, ranks of the job, cannot answer according to the reports of all

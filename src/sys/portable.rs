@@ -94,6 +94,10 @@ impl LocalStream {
         match self.0 {}
     }
 
+    pub(crate) fn peek(&self) -> io::Result<usize> {
+        match self.0 {}
+    }
+
     pub(crate) fn is_intact(&self) -> bool {
         match self.0 {}
     }

@@ -92,6 +92,7 @@ const TESTS: &[runner::Test] = &[
     ("row_70_closed_standard_descriptors", system::closed_standard),
     ("row_71_setuid", system::setuid),
     ("row_72_closefrom", system::close_all),
+    ("row_73_ended_with_a_link", processes::ended_with_a_link),
     ("survivors_go_on", processes::survivors_go_on),
     ("a_receive_from_any_rank_names_the_killed_rank", processes::any_names_the_killed),
     ("a_part_fails_and_the_whole_shrinks", processes::part_fails),

@@ -373,3 +373,15 @@ pub(crate) fn two_killed() -> Outcome {
     });
     Passed(String::new())
 }
+
+/// Communicators end while a link for them arrives at a rank that opens none itself.
+pub(crate) fn ended_with_a_link() -> Outcome {
+    on_every_transport(|name, more| {
+        let mut job = Job::start("arrivals", 2, 60_000, more);
+        for left in job.all_say("sockets") {
+            assert_eq!(left, "0 more", "{name}");
+        }
+        job.all_say("done");
+    });
+    Passed(String::new())
+}

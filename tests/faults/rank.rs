@@ -106,6 +106,7 @@ fn run_task(task: &str, comm: &Communicator) -> Task {
         "messages" => messages(comm),
         "part fails" => part_fails(comm),
         "any" => any(comm),
+        "arrivals" => arrivals(comm),
         "parts" => {
             let part = comm.split([0, 1, 1, 2][rank], 0)?;
             match rank {
@@ -273,6 +274,44 @@ fn messages(comm: &Communicator) -> Task {
         say("ready");
     }
     Ok(())
+}
+
+/// Rank 0 opens a link to rank 1 on several communicators, which both abort before rank 1 asks for
+/// the link, or which rank 1 has dropped before.
+fn arrivals(comm: &Communicator) -> Task {
+    comm.barrier()?;
+    let (before, mut kept) = (sockets(), Vec::new());
+    for round in 0..20 {
+        let part = comm.split(0, 0)?;
+        comm.barrier()?;
+        let is_late = round % 2 == 1;
+        let part = Some(part).filter(|_| !is_late || comm.rank() == 0);
+        comm.barrier()?;
+        let sent = match &part {
+            Some(part) if comm.rank() == 0 => {
+                let before = sockets();
+                let work = part.start_send(vec![1u8; 1 << 20], 1)?;
+                // A link to a rank that has left may fail at once.
+                while sockets() <= before && !work.is_finished() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Some(work)
+            }
+            _ => None,
+        };
+        comm.barrier()?;
+        part.iter().for_each(Communicator::abort);
+        drop(sent);
+        // In shared memory, rank 1 has opened no link, and keeps what has failed.
+        kept.extend(part.filter(|part| comm.rank() == 1 && part.transport_name() == "shm"));
+    }
+    // What has just been closed may be in the list for a moment.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while sockets() > before && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    say(&format!("sockets {} more", sockets().saturating_sub(before)));
+    Ok(comm.barrier()?)
 }
 
 /// Splits the communicator until a split fails.

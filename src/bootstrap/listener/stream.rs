@@ -45,6 +45,18 @@ impl Stream {
         }
     }
 
+    /// Returns whether the peer has closed the connection, and nothing is left to read.
+    pub(in crate::bootstrap) fn is_ended(&self) -> bool {
+        let peeked = match self {
+            Stream::Tcp(stream) => stream.peek(&mut [0]),
+            Stream::Local(stream) => stream.peek(),
+        };
+        match peeked {
+            Ok(count) => count == 0,
+            Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+        }
+    }
+
     /// Removes the connection from the poll of its handshake and sets it up for a link.
     pub(super) fn release(mut self, registry: &Registry) -> io::Result<Stream> {
         registry.deregister(self.source())?;

@@ -1,6 +1,6 @@
 //! Keeps the connections that peers have made until this rank asks for them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,15 +22,41 @@ pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// The most connections that wait for one communicator from one peer.
 const MOST_WAITING: usize = 128;
 
+/// How many communicators are remembered after they have ended. A connection for one of them comes
+/// within the deadline of an operation.
+const REMEMBERED: usize = 1 << 16;
+
 /// Connections that were admitted and not yet asked for, by communicator and peer.
 #[derive(Default)]
 pub(crate) struct Mailbox {
     arrived: Mutex<HashMap<(u64, u32), Vec<Arrival>>>,
+    /// Locked after `arrived`.
+    ended: Mutex<Ended>,
     changed: Condvar,
     /// What to wake when a connection arrives for a communicator.
     wakers: Mutex<HashMap<u64, Arc<Waker>>>,
     /// What the other ranks of this host may map.
     pub(super) lent: LentRegions,
+}
+
+/// The communicators that have ended, and the order in which they did.
+#[derive(Default)]
+struct Ended {
+    comm_ids: HashSet<u64>,
+    order: VecDeque<u64>,
+}
+
+impl Ended {
+    fn add(&mut self, comm_id: u64) {
+        if self.comm_ids.insert(comm_id) {
+            self.order.push_back(comm_id);
+        }
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.comm_ids.remove(&oldest);
+        }
+    }
 }
 
 /// A connection, and when it came.
@@ -41,11 +67,19 @@ fn is_local(stream: &Stream) -> bool {
 }
 
 impl Mailbox {
-    pub(crate) fn admit(&self, hello: Hello, stream: Stream) {
+    /// Keeps a connection until this rank asks for it, unless its communicator has ended here: then the
+    /// peer sees it close. `lives` tells which communicators this rank has.
+    pub(crate) fn admit(&self, hello: Hello, stream: Stream, lives: impl Fn(u64) -> bool) {
         if hello.purpose == Purpose::Probe {
             return;
         }
         let mut arrived = self.arrived.lock();
+        if self.ended.lock().comm_ids.contains(&hello.comm_id) {
+            return;
+        }
+        // This rank may never have the communicators of others, because their start has failed. If a
+        // peer has closed all its connections for one, and sent nothing, none of them is asked for.
+        arrived.retain(|&(comm_id, _), waiting| lives(comm_id) || !waiting.iter().all(|(_, stream, _)| stream.is_ended()));
         let waiting = arrived.entry((hello.comm_id, hello.from)).or_default();
         if waiting.len() >= MOST_WAITING {
             crate::log::warn!(from = hello.from, "dropped a connection: the rank opens more connections than it can need");
@@ -137,10 +171,17 @@ impl Mailbox {
         self.wakers.lock().insert(comm_id, waker);
     }
 
-    /// Drops what waits for a communicator that has ended.
+    /// Drops what waits for a communicator, which opens no links any more.
     pub(crate) fn forget(&self, comm_id: u64) {
         self.wakers.lock().remove(&comm_id);
         self.arrived.lock().retain(|&(other, _), _| other != comm_id);
+    }
+
+    /// Drops what waits for a communicator that has ended, and what will come for it.
+    pub(crate) fn end(&self, comm_id: u64) {
+        let mut arrived = self.arrived.lock();
+        self.ended.lock().add(comm_id);
+        arrived.retain(|&(other, _), _| other != comm_id);
     }
 
     /// Returns how many connections wait.
@@ -171,10 +212,9 @@ impl Handler for Dispatcher {
             return;
         }
         match hello.purpose {
-            // The peer sees the link close, and asks why.
-            Purpose::Link if self.board.has_left(hello.comm_id, self.rank) => {}
             Purpose::Region => self.mailbox.lent.hand_over(hello.comm_id, &stream),
-            _ => self.mailbox.admit(hello, stream),
+            // If the peer sees its link close, it asks why.
+            _ => self.mailbox.admit(hello, stream, |comm_id| self.board.has(comm_id, self.rank)),
         }
     }
 
@@ -187,5 +227,75 @@ impl Handler for Dispatcher {
             None => Reply::Unknown,
         };
         reply.encode()
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// Returns both ends of a connection, that of the mailbox first.
+    fn ends() -> (Stream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (near, _) = listener.accept().unwrap();
+        near.set_nonblocking(true).unwrap();
+        (Stream::Tcp(crate::sys::TcpStream::from_std(near)), far)
+    }
+
+    fn link(comm_id: u64, from: Rank) -> Hello {
+        Hello::new(Purpose::Link, comm_id, from, 0)
+    }
+
+    #[test]
+    fn what_comes_for_a_communicator_ends_with_it() {
+        let mailbox = Mailbox::default();
+        let closes = |mut far: TcpStream| assert_eq!(far.read(&mut [0]).unwrap(), 0);
+        let [(one, far_one), (late, far_late), (other, _far_other)] = [ends(), ends(), ends()];
+        mailbox.admit(link(7, 1), one, |_| true);
+        mailbox.admit(link(8, 1), other, |_| true);
+        mailbox.end(7);
+        closes(far_one);
+        mailbox.admit(link(7, 1), late, |_| true);
+        closes(far_late);
+        assert_eq!(mailbox.waiting(), 1);
+        assert_eq!(mailbox.link_streams(8, 1, None).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn what_a_peer_has_given_up_is_dropped_unless_it_may_be_read() {
+        let mailbox = Mailbox::default();
+        // For communicators 1 to 3 the peer has closed the connection, for 1 after it has sent
+        // something. This rank has communicator 2.
+        for comm_id in 1..=4 {
+            let (near, mut far) = ends();
+            if comm_id == 1 {
+                far.write_all(b"x").unwrap();
+            }
+            if comm_id < 4 {
+                drop(far);
+                let Stream::Tcp(stream) = &near else { unreachable!("it is of the network") };
+                while stream.peek(&mut [0]).is_err() {
+                    std::thread::yield_now();
+                }
+            } else {
+                std::mem::forget(far);
+            }
+            mailbox.admit(link(comm_id, 1), near, |comm_id| comm_id == 2);
+        }
+        let (near, _far) = ends();
+        mailbox.admit(link(5, 1), near, |comm_id| comm_id == 2);
+        let left = [1, 2, 3, 4, 5].map(|comm_id| mailbox.link_streams(comm_id, 1, None).is_some());
+        assert_eq!(left, [true, true, false, true, true]);
+    }
+
+    #[test]
+    fn the_oldest_ends_are_forgotten() {
+        let mut ended = Ended::default();
+        (0..REMEMBERED as u64 + 2).for_each(|comm_id| ended.add(comm_id));
+        assert_eq!((ended.comm_ids.len(), ended.order.front()), (REMEMBERED, Some(&2)));
     }
 }

@@ -57,6 +57,13 @@ impl LocalStream {
         LocalStream(Guarded::new(stream))
     }
 
+    /// Returns how many bytes the next read gets, at most 1; 0 if the peer has closed the connection, and
+    /// `WouldBlock` if nothing has come.
+    pub(crate) fn peek(&self) -> io::Result<usize> {
+        let (_, count) = rustix::net::recv(&*self.0, &mut [0u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
+        Ok(count)
+    }
+
     /// Returns whether the program has left the connection open.
     pub(crate) fn is_intact(&self) -> bool {
         self.0.is_intact()

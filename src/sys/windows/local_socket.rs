@@ -113,6 +113,11 @@ impl LocalStream {
         true
     }
 
+    /// As on Unix. The peer's greeting may count as what has come.
+    pub(crate) fn peek(&self) -> io::Result<usize> {
+        self.socket.peek(&mut [0])
+    }
+
     /// Returns `true`: a program has no call that closes all of its handles.
     pub(crate) fn is_intact(&self) -> bool {
         true
