@@ -4,10 +4,7 @@
 /// may set. `None` where there is no such limit.
 pub(crate) fn descriptor_limit() -> Option<[u64; 2]> {
     #[cfg(unix)]
-    {
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-        Some([limit.current, limit.maximum].map(|limit| limit.unwrap_or(u64::MAX)))
-    }
+    return super::limits::limit(super::limits::Resource::Descriptors);
     #[cfg(not(unix))]
     None
 }
@@ -15,7 +12,7 @@ pub(crate) fn descriptor_limit() -> Option<[u64; 2]> {
 /// Returns the limit on this process's address space, if there is one.
 pub(crate) fn address_space_limit() -> Option<u64> {
     #[cfg(unix)]
-    return rustix::process::getrlimit(rustix::process::Resource::As).current;
+    return super::limits::limit(super::limits::Resource::AddressSpace).map(|[now, _]| now).filter(|&now| now < u64::MAX);
     #[cfg(not(unix))]
     None
 }

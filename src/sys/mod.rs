@@ -17,12 +17,15 @@ mod facts;
 mod file;
 mod fork;
 mod helper;
+#[cfg(unix)]
+mod limits;
 mod new_file;
 #[cfg(all(feature = "cuda", any(not(target_os = "linux"), miri)))]
 mod no_lent_file;
 mod poll;
 mod process;
 mod processor;
+mod refusal;
 mod region;
 mod scrape;
 mod secret;
@@ -80,14 +83,15 @@ pub(crate) use platform::{
 pub(crate) use poll::{Poll, Waker, join};
 pub(crate) use process::Process;
 pub(crate) use processor::{move_thread, processor};
+pub(crate) use refusal::{is_refused, naming};
 pub(crate) use region::{PageSize, Region};
 pub(crate) use scrape::ScrapeListener;
 pub(crate) use secret::read_secret_file;
 pub(crate) use signal::on_user_signal;
 pub(crate) use socket::{
-    LOSS_TOLERANT, PARTS, UNPACED, asks_about_listeners, congestion_control, connect_from, is_resource_shortage, limit_unsent,
-    listen, listen_anywhere, listen_within, own_loopback, receive, resource_shortage, send, set_congestion_control, shortage_of,
-    tcp_socket,
+    LOSS_TOLERANT, PARTS, UNPACED, asks_about_listeners, congestion_control, connect, connect_from, connect_within,
+    is_resource_shortage, limit_unsent, listen, listen_anywhere, listen_within, own_loopback, receive, resource_shortage, send,
+    set_congestion_control, shortage_of, tcp_socket,
 };
 pub(crate) use socket_watch::{SocketInfo, SocketWatch};
 pub(crate) use topology::{Domains, Processors, affinity, is_crowded};

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use mio::{Events, Registry, Token};
 
-use super::above_standard;
 #[cfg(unix)]
 use super::descriptor::Guarded;
+use super::{above_standard, naming};
 
 /// Waits for several descriptors at once.
 pub(crate) struct Poll {
@@ -20,7 +20,7 @@ pub(crate) struct Poll {
 
 impl Poll {
     pub(crate) fn new() -> io::Result<Poll> {
-        let inner = above_standard(mio::Poll::new)?;
+        let inner = above_standard(mio::Poll::new).map_err(naming("epoll_create1"))?;
         #[cfg(unix)]
         let inner = Guarded::new(inner);
         Ok(Poll { inner })
@@ -56,7 +56,8 @@ impl Waker {
 
         use rustix::event::{EventfdFlags, eventfd};
 
-        let event = Guarded::new(above_standard(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK))?);
+        let event = above_standard(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK));
+        let event = Guarded::new(event.map_err(|error| naming("eventfd2")(error.into()))?);
         let number = event.as_raw_fd();
         poll.registry().register(&mut mio::unix::SourceFd(&number), token, mio::Interest::READABLE)?;
         Ok(Waker { event })

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use mio::{Interest, Registry, Token};
 
-use super::above_standard;
+use super::{above_standard, naming};
 
 #[cfg(all(unix, not(miri)))]
 use self::path::PathListener;
@@ -51,6 +51,7 @@ impl ScrapeListener {
     pub(crate) fn accept(&self, patience: Duration) -> io::Result<ScrapeStream> {
         let socket = match self {
             ScrapeListener::Tcp(listener) => above_standard(|| listener.accept())
+                .map_err(naming("accept4"))
                 .map(|(stream, _)| socket2::Socket::from(std::net::TcpStream::from(stream)))?,
             #[cfg(all(unix, not(miri)))]
             ScrapeListener::Path(listener) => listener.accept_next()?,
@@ -108,7 +109,7 @@ mod path {
 
     use rustix::fs::Mode;
 
-    use crate::sys::above_standard;
+    use crate::sys::{above_standard, naming};
 
     /// A Unix socket at a path, which is removed when this is dropped.
     pub(crate) struct PathListener {
@@ -135,7 +136,7 @@ mod path {
         }
 
         pub(super) fn accept_next(&self) -> io::Result<socket2::Socket> {
-            let (stream, _) = above_standard(|| self.socket.accept())?;
+            let (stream, _) = above_standard(|| self.socket.accept()).map_err(naming("accept4"))?;
             Ok(OwnedFd::from(stream).into())
         }
     }

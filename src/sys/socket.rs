@@ -3,8 +3,9 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
-use super::above_standard;
+use super::{above_standard, is_refused, naming};
 use crate::buffer::{RawSlice, RawSliceMut};
 
 /// Listens at an address. Connections of a former run do not block its port, but a living server
@@ -12,11 +13,11 @@ use crate::buffer::{RawSlice, RawSliceMut};
 pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = new_socket(socket2::Domain::for_address(address))?;
     #[cfg(unix)]
-    socket.set_reuse_address(true)?;
+    socket.set_reuse_address(true).map_err(naming("setsockopt"))?;
     #[cfg(windows)]
     keep_to_this_process(&socket)?;
     socket.bind(&address.into())?;
-    socket.listen(4096)?;
+    socket.listen(4096).map_err(naming("listen"))?;
     Ok(socket.into())
 }
 
@@ -36,7 +37,7 @@ fn keep_to_this_process(socket: &socket2::Socket) -> io::Result<()> {
 
 /// Listens at a port of the system's choice.
 pub(crate) fn listen_anywhere(ip: IpAddr) -> io::Result<TcpListener> {
-    if cfg!(windows) { listen((ip, 0).into()) } else { above_standard(|| TcpListener::bind((ip, 0))) }
+    listen((ip, 0).into())
 }
 
 /// Listens at a free port of a range. The last ones are tried first: a launcher's store takes one of
@@ -55,11 +56,29 @@ pub(crate) fn listen_within(ip: IpAddr, ports: &RangeInclusive<u16>) -> io::Resu
 /// the route to the peer chooses the interface through which the packets leave, and not their source
 /// address, unless a rule of the routing says otherwise. The socket does not block.
 pub(crate) fn connect_from(from: IpAddr, to: SocketAddr) -> io::Result<std::net::TcpStream> {
+    begin_to_connect(Some(from), to)
+}
+
+/// Begins to connect. The socket does not block.
+pub(crate) fn connect(to: SocketAddr) -> io::Result<std::net::TcpStream> {
+    begin_to_connect(None, to)
+}
+
+/// Connects, or fails with `TimedOut`.
+pub(crate) fn connect_within(to: SocketAddr, timeout: Duration) -> io::Result<std::net::TcpStream> {
+    let socket = new_socket(socket2::Domain::for_address(to))?;
+    socket.connect_timeout(&to.into(), timeout).map_err(naming("connect"))?;
+    Ok(socket.into())
+}
+
+fn begin_to_connect(from: Option<IpAddr>, to: SocketAddr) -> io::Result<std::net::TcpStream> {
     let socket = new_socket(socket2::Domain::for_address(to))?;
     socket.set_nonblocking(true)?;
-    socket.bind(&SocketAddr::new(from, 0).into())?;
+    if let Some(from) = from {
+        socket.bind(&SocketAddr::new(from, 0).into())?;
+    }
     match socket.connect(&to.into()) {
-        Err(error) if !is_underway(&error) => Err(error),
+        Err(error) if !is_underway(&error) => Err(naming("connect")(error)),
         _ => Ok(socket.into()),
     }
 }
@@ -126,7 +145,7 @@ pub(crate) fn tcp_socket() -> io::Result<socket2::Socket> {
 }
 
 fn new_socket(domain: socket2::Domain) -> io::Result<socket2::Socket> {
-    above_standard(|| socket2::Socket::new(domain, socket2::Type::STREAM, None))
+    above_standard(|| socket2::Socket::new(domain, socket2::Type::STREAM, None)).map_err(naming("socket"))
 }
 
 /// Returns the congestion control of a connection; `None` if the system does not say.
@@ -307,13 +326,13 @@ pub(crate) fn shortage_of(sockets: usize) -> Option<io::Error> {
     opened.err().filter(is_resource_shortage)
 }
 
-/// Returns whether an error says that this process or machine lacks a resource, and nothing about
-/// the peer.
+/// Returns whether an error says that this process or machine lacks a resource, or may not make a call,
+/// and nothing about the peer.
 pub(crate) fn is_resource_shortage(error: &io::Error) -> bool {
     #[cfg(unix)]
     const SHORTAGES: [i32; 5] = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
     // WSAEMFILE, WSAENOBUFS, WSAEADDRNOTAVAIL.
     #[cfg(not(unix))]
     const SHORTAGES: [i32; 3] = [10024, 10055, 10049];
-    error.raw_os_error().is_some_and(|code| SHORTAGES.contains(&code))
+    is_refused(error) || error.raw_os_error().is_some_and(|code| SHORTAGES.contains(&code))
 }

@@ -47,7 +47,7 @@ const UNSENT: u32 = 256 << 10;
 /// keep a fast wire busy.
 pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     let socket = socket2::SockRef::from(stream);
-    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_nodelay(true).map_err(sys::naming("setsockopt"))?;
     let buffer = if congestion::is_local(stream) { LOCAL_BUFFER } else { WIRE_BUFFER };
     // The system may grant less, or refuse. That costs speed, but not correctness.
     for result in [socket.set_send_buffer_size(buffer), socket.set_recv_buffer_size(buffer)] {

@@ -93,6 +93,7 @@ const TESTS: &[runner::Test] = &[
     ("row_71_setuid", system::setuid),
     ("row_72_closefrom", system::close_all),
     ("row_73_ended_with_a_link", processes::ended_with_a_link),
+    ("row_74_refused_calls", system::refused_calls),
     ("survivors_go_on", processes::survivors_go_on),
     ("a_receive_from_any_rank_names_the_killed_rank", processes::any_names_the_killed),
     ("a_part_fails_and_the_whole_shrinks", processes::part_fails),

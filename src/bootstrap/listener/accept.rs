@@ -129,6 +129,7 @@ impl Listener {
             logged: None,
             handler,
         };
+        server.try_out()?;
         let thread = std::thread::Builder::new().name("kolo-listener".to_owned()).spawn(move || {
             if let Err(error) = server.serve(&stopped) {
                 crate::log::error!(%error, "the listener failed: this process accepts no more connections");
@@ -154,10 +155,11 @@ impl Listener {
     }
 
     /// Returns the system's error if this process has not been able to accept a connection for so
-    /// long.
+    /// long, or may not accept any.
     pub(crate) fn shortage(&self, long: Duration) -> Option<io::Error> {
         let shortage = self.shortage.lock();
-        let Shortage { last, .. } = shortage.as_ref().filter(|shortage| shortage.since.elapsed() >= long)?;
+        let is_over = |shortage: &&Shortage| shortage.since.elapsed() >= long || sys::is_refused(&shortage.last);
+        let Shortage { last, .. } = shortage.as_ref().filter(is_over)?;
         Some(io::Error::new(last.kind(), last.clone()))
     }
 }
@@ -304,6 +306,26 @@ enum Served {
 }
 
 impl<H: Handler> Server<H> {
+    /// Makes the calls that every connection needs, so that the start fails at once if the system
+    /// refuses one of them.
+    fn try_out(&mut self) -> io::Result<()> {
+        for listener in &self.network {
+            socket2::SockRef::from(listener).set_tcp_nodelay(true).map_err(sys::naming("setsockopt"))?;
+        }
+        // One turn for the network, and one for the host. There may be connections already.
+        for _ in 0..2 {
+            match self.accept_next() {
+                Some(Ok(stream)) => self.welcome(stream),
+                Some(Err(error)) if sys::is_refused(&error) => return Err(error),
+                // The thread tries again.
+                Some(Err(_)) | None => {}
+            }
+        }
+        // The system does not announce once more what has come before.
+        self.backlog = Backlog::Ready;
+        Ok(())
+    }
+
     fn serve(&mut self, stop: &AtomicBool) -> io::Result<()> {
         let mut events = Events::with_capacity(64);
         while !stop.load(Ordering::Acquire) {
@@ -367,26 +389,35 @@ impl<H: Handler> Server<H> {
                 Some(Err(error)) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
                 // The process may have no descriptors left just now.
                 Some(Err(error)) => {
-                    if is_due(&mut self.logged, Instant::now()) {
+                    let is_refused = sys::is_refused(&error);
+                    if is_refused {
+                        crate::log::error!(%error, "cannot accept connections");
+                    } else if is_due(&mut self.logged, Instant::now()) {
                         crate::log::warn!(%error, "cannot accept connections at the moment; trying again every {RETRY:?}");
                     }
                     let mut shortage = self.shortage.lock();
                     let since = shortage.as_ref().map_or_else(Instant::now, |shortage| shortage.since);
                     *shortage = Some(Shortage { since, last: Arc::new(error) });
-                    return Backlog::Blocked;
+                    // A call that is refused is made again for the next connection.
+                    return if is_refused { Backlog::Empty } else { Backlog::Blocked };
                 }
             };
-            if let Stream::Local(stream) = &stream
-                && self.identity.is_of_one_user()
-                && !stream.is_of_this_user()
-            {
-                crate::log::debug!("dropped a connection of another user");
-                continue;
-            }
-            self.make_room();
-            self.add(stream);
+            self.welcome(stream);
         }
         Backlog::Ready
+    }
+
+    /// Begins to shake hands with a process that has connected, unless it is another user's that
+    /// cannot be a member.
+    fn welcome(&mut self, stream: Stream) {
+        if let Stream::Local(stream) = &stream
+            && self.identity.is_of_one_user()
+            && !stream.is_of_this_user()
+        {
+            return crate::log::debug!("dropped a connection of another user");
+        }
+        self.make_room();
+        self.add(stream);
     }
 
     /// Accepts one connection, in turns from the network and from the host; `None` if there is
@@ -397,8 +428,11 @@ impl<H: Handler> Server<H> {
             Ok(_) => true,
             Err(error) => error.kind() != io::ErrorKind::WouldBlock,
         };
-        let accepted =
-            |listener: &TcpListener| above_standard(|| listener.accept()).map(|(stream, _)| Stream::Tcp(Guarded::new(stream)));
+        let accepted = |listener: &TcpListener| {
+            above_standard(|| listener.accept())
+                .map_err(sys::naming("accept4"))
+                .map(|(stream, _)| Stream::Tcp(Guarded::new(stream)))
+        };
         let tcp = || self.network.iter().map(accepted).find(is_ready);
         let local = || self.local.as_ref().map(|listener| above_standard(|| listener.accept()).map(Stream::Local));
         match self.is_locals_turn {

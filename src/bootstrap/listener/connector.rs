@@ -14,7 +14,7 @@ use super::handshake::{Hello, Initiator, LONGEST, Step};
 use super::stream::Stream;
 use crate::bootstrap::identity::{Identity, Medium};
 use crate::config::CongestionControl;
-use crate::sys::{self, Guarded};
+use crate::sys;
 use crate::transport::congestion;
 
 /// How long the system may take to connect before the attempt is repeated, at first and at most.
@@ -175,8 +175,8 @@ impl Connecting {
     ) -> Result<Connecting, DialError> {
         let (mut stream, medium) = match target {
             Target::Network(address) => {
-                let stream = sys::above_standard(|| mio::net::TcpStream::connect(*address)).map_err(DialError::Connect)?;
-                (Stream::Tcp(Guarded::new(stream)), Medium::Network)
+                let stream = sys::connect(*address).map_err(DialError::Connect)?;
+                (Stream::Tcp(sys::TcpStream::from_std(stream)), Medium::Network)
             }
             Target::Rail { from, to } => {
                 let stream = sys::connect_from(*from, *to).map_err(DialError::Connect)?;
@@ -258,7 +258,7 @@ impl Connecting {
             Err(error) if error.kind() == io::ErrorKind::NotConnected => return Ok(false),
             Err(error) => return Err(DialError::Connect(error)),
         }
-        stream.set_nodelay(true)?;
+        stream.set_nodelay(true).map_err(sys::naming("setsockopt"))?;
         Ok(true)
     }
 }

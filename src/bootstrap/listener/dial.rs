@@ -57,8 +57,8 @@ impl DialError {
 /// Connects to a listener in the network. The stream is fit for a link and does not block.
 pub(crate) fn dial(address: SocketAddr, identity: &Identity, hello: &Hello, deadline: Instant) -> Result<TcpStream, DialError> {
     let stream = connect(address, identity, hello, deadline)?;
-    stream.set_read_timeout(None)?;
-    stream.set_write_timeout(None)?;
+    stream.set_read_timeout(None).map_err(sys::naming("setsockopt"))?;
+    stream.set_write_timeout(None).map_err(sys::naming("setsockopt"))?;
     stream.set_nonblocking(true)?;
     let stream = TcpStream::from_std(stream);
     tcp::prepare(&stream)?;
@@ -101,8 +101,8 @@ pub(crate) fn query_local(
 fn connect(address: SocketAddr, identity: &Identity, hello: &Hello, deadline: Instant) -> Result<std::net::TcpStream, DialError> {
     retry(deadline, || {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let stream = sys::above_standard(|| std::net::TcpStream::connect_timeout(&address, left)).map_err(DialError::Connect)?;
-        stream.set_nodelay(true)?;
+        let stream = sys::connect_within(address, left).map_err(DialError::Connect)?;
+        stream.set_nodelay(true).map_err(sys::naming("setsockopt"))?;
         shake_hands(&mut Until { stream: &stream, deadline }, identity, Medium::Network, hello)?;
         Ok(stream)
     })

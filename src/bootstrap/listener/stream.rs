@@ -7,7 +7,7 @@ use mio::Registry;
 use mio::event::Source;
 
 use crate::bootstrap::identity::Medium;
-use crate::sys::{LocalStream, TcpStream};
+use crate::sys::{self, LocalStream, TcpStream};
 use crate::transport::tcp;
 
 /// A connection to a peer.
@@ -82,14 +82,14 @@ impl Until<'_> {
 
 impl Read for Until<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.set_read_timeout(self.left()?).map_err(sys::naming("setsockopt"))?;
         self.stream.read(into)
     }
 }
 
 impl Write for Until<'_> {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.set_write_timeout(self.left()?).map_err(sys::naming("setsockopt"))?;
         self.stream.write(from)
     }
 

@@ -126,6 +126,7 @@ fn serve(mut poll: Poll, listener: &ScrapeListener, stop: &AtomicBool, text: imp
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
+                Err(error) if sys::is_refused(&error) => return Err(error),
                 Err(error) => {
                     crate::log::debug!(%error, "cannot accept a client of metrics at the moment");
                     pause = Some(PAUSE);

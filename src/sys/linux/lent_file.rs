@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::sys::unix::local_socket::{LocalStream, connect_to};
-use crate::sys::{Ticket, above_standard, between_forks, forks};
+use crate::sys::{Ticket, above_standard, between_forks, forks, is_refused, naming};
 
 /// How long the thread waits for a connected process to show its ticket.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -77,8 +77,9 @@ impl Lender {
 
     fn serve(&self, listener: &UnixListener) {
         loop {
-            let handed = match above_standard(|| listener.accept()) {
+            let handed = match above_standard(|| listener.accept()).map_err(naming("accept4")) {
                 Ok((stream, _)) => self.hand_over(stream),
+                Err(error) if is_refused(&error) => return crate::log::warn!(%error, "this process lends no device memory"),
                 Err(error) => {
                     std::thread::sleep(PAUSE);
                     Err(error)

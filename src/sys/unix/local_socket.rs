@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use crate::sys::{Guarded, above_standard};
+use crate::sys::{Guarded, above_standard, naming};
 use mio::{Interest, Registry, Token};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
@@ -206,7 +206,8 @@ impl<Place> LocalListener<Place> {
 
     /// Accepts the next connection; `WouldBlock` if there is none.
     pub(crate) fn accept(&self) -> io::Result<LocalStream> {
-        above_standard(|| self.listener.accept()).map(|(stream, _)| LocalStream::new(stream))
+        let accepted = above_standard(|| self.listener.accept()).map_err(naming("accept4"));
+        accepted.map(|(stream, _)| LocalStream::new(stream))
     }
 
     pub(crate) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {

@@ -3,7 +3,8 @@
 use std::io;
 
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
+
+use crate::sys::limits::{Resource, limit};
 
 /// Fails if there is less memory than this: the system might kill processes instead of refusing.
 pub(super) fn check_memory(bytes: usize) -> io::Result<()> {
@@ -12,8 +13,8 @@ pub(super) fn check_memory(bytes: usize) -> io::Result<()> {
 
 /// Fails if this process may not make a file of this size: SIGXFSZ would end it.
 pub(in crate::sys) fn check_file_size(bytes: usize) -> io::Result<()> {
-    let limit = getrlimit(Resource::Fsize).current;
-    if limit.is_some_and(|limit| bytes as u64 > limit) { Err(Errno::FBIG.into()) } else { Ok(()) }
+    let is_beyond = |[limit, _]: [u64; 2]| bytes as u64 > limit;
+    if limit(Resource::FileSize).is_some_and(is_beyond) { Err(Errno::FBIG.into()) } else { Ok(()) }
 }
 
 /// Returns the bytes of a page of the system.

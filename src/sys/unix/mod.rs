@@ -12,6 +12,7 @@ pub(super) mod mapping;
 pub(super) mod memory;
 #[cfg(any(not(target_os = "linux"), kolo_posix, test))]
 pub(super) mod named_memory;
+pub(super) mod object;
 #[cfg(any(not(target_os = "linux"), kolo_posix, test))]
 pub(super) mod path_socket;
 #[cfg(not(target_os = "linux"))]

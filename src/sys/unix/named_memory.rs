@@ -15,11 +15,10 @@ use std::time::Instant;
 use rustix::fs::{fstat, ftruncate};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use rustix::shm::{self, Mode, OFlags};
 
 use super::mapping::{Memory, reserve_in_pieces, write_every_page};
 use super::memory::check_file_size;
-use crate::sys::above_standard;
+use super::object::create_without_name;
 use crate::sys::extensions::{Extensions, MORE};
 
 /// The bytes before the memory.
@@ -85,13 +84,6 @@ impl NamedMemory {
     }
 }
 
-/// Returns a name of at most 31 bytes, the most on macOS.
-fn random_name() -> io::Result<String> {
-    let mut random = [0; 8];
-    getrandom::fill(&mut random).map_err(|_| io::Error::other("the system has no random numbers"))?;
-    Ok(format!("/kolo-{:016x}", u64::from_le_bytes(random)))
-}
-
 /// Returns whether a file is an object of `shm_open`, whose size can only be set once. A process
 /// could shrink an ordinary file, and touching memory behind its end would kill this process.
 #[cfg(target_os = "macos")]
@@ -108,18 +100,6 @@ fn is_object(file: &OwnedFd, state: &rustix::fs::Stat) -> io::Result<bool> {
 #[cfg(not(target_os = "macos"))]
 fn is_object(_: &OwnedFd, _: &rustix::fs::Stat) -> io::Result<bool> {
     Ok(true)
-}
-
-/// Creates an empty object that only this user can open. The system closes it in programs that this
-/// process starts.
-///
-/// A process that is killed between the two calls leaves the name of an object without memory.
-fn create_without_name() -> io::Result<OwnedFd> {
-    let name = random_name()?;
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR;
-    let file = above_standard(|| shm::open(name.as_str(), flags, Mode::RUSR | Mode::WUSR))?;
-    shm::unlink(name.as_str())?;
-    Ok(file)
 }
 
 impl Memory for NamedMemory {

@@ -109,7 +109,7 @@ impl TcpStore {
                 let error = sys::shortage_of(2).unwrap_or(error);
                 StoreError::io("reaching its own server")(error).at(server.url())
             }
-            ConnectError::Permanent(problem) => problem.at(server.url()),
+            ConnectError::Permanent(problem) | ConnectError::Own(problem) => problem.at(server.url()),
         })?;
         Ok(TcpStore { stream: Mutex::new(stream), url: server.url(), deadline, server: Some(server), served_at: None })
     }
@@ -160,7 +160,7 @@ impl TcpStore {
                     Err(ConnectError::Transient(error)) => last = format!("{address}: {error}"),
                     // Another program may listen at one of several ports.
                     Err(ConnectError::Permanent(problem)) if ports.len() > 1 => last = format!("{address}: {problem}"),
-                    Err(ConnectError::Permanent(problem)) => return Err(problem),
+                    Err(ConnectError::Permanent(problem) | ConnectError::Own(problem)) => return Err(problem),
                 }
             }
         }

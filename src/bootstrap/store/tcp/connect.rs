@@ -16,6 +16,8 @@ pub(super) enum ConnectError {
     Transient(io::Error),
     /// Another attempt would fail, too.
     Permanent(StoreError),
+    /// The system refuses this process a call: it reaches no server at all.
+    Own(StoreError),
 }
 
 /// Returns where ranks listen. Without a secret, an address of this machine becomes one that only
@@ -33,6 +35,9 @@ pub(super) fn connect(address: SocketAddr, identity: &Identity, deadline: Instan
     let hello = Hello::new(Purpose::Store, 0, 0, 0);
     let deadline = deadline.min(Instant::now() + Duration::from_secs(2));
     let stream = listener::dial(address, identity, &hello, deadline).map_err(|error| match error {
+        DialError::Connect(error) | DialError::Io(error) if sys::is_refused(&error) => {
+            ConnectError::Own(StoreError::io("connecting to it")(error))
+        }
         DialError::Connect(error) | DialError::Io(error) => ConnectError::Transient(error),
         DialError::Refused(Refusal::Job { theirs }) => {
             ConnectError::Permanent(StoreError::OtherJob { theirs: theirs.unwrap_or_default(), mine: identity.job().to_owned() })

@@ -196,8 +196,8 @@ pub(crate) fn no_shared_memory() -> Outcome {
         ("no shared memory", &[0][..], "File too large"),
         // A limit on one rank must not stop it from staging data for several communicators.
         ("little room", &[1], "File too large"),
-        // The system may forbid shared memory.
-        ("no memfd", &[0], "Operation not permitted"),
+        // The system may forbid shared memory, named or not.
+        ("no memory files", &[0], "Operation not permitted"),
         // There may be no memory left.
         ("no memory", &[0], "No space left"),
     ] {
@@ -220,6 +220,47 @@ pub(crate) fn no_shared_memory() -> Outcome {
     Passed(String::new())
 }
 
+/// Calls that a container may refuse.
+const CALLS: [(&str, libc::c_long); 9] = [
+    ("accept4", libc::SYS_accept4),
+    ("setsockopt", libc::SYS_setsockopt),
+    ("socket", libc::SYS_socket),
+    ("listen", libc::SYS_listen),
+    ("connect", libc::SYS_connect),
+    ("epoll_create1", libc::SYS_epoll_create1),
+    ("eventfd2", libc::SYS_eventfd2),
+    ("prlimit64", libc::SYS_prlimit64),
+    ("memfd_create", libc::SYS_memfd_create),
+];
+
+/// One system call is refused to a rank. The rank says at once which, or does without it.
+pub(crate) fn refused_calls() -> Outcome {
+    for error in [libc::EPERM, libc::ENOSYS] {
+        for (call, _) in CALLS {
+            for lacks in [0, 1] {
+                let store = format!("tcp://127.0.0.1:{}", free_port());
+                let mut job = Job::start("refused", 2, 60_000, |rank, command| {
+                    command.env("KOLO_STORE", &store).env("KOLO_START_TIMEOUT", "300s");
+                    if rank == lacks {
+                        command.env("KOLO_TEST_REFUSED", format!("{call} {error}"));
+                    }
+                });
+                let about = format!("{call} is refused to rank {lacks} with {error}");
+                match call {
+                    "prlimit64" | "memfd_create" => {
+                        assert_eq!(job.all_say("via"), ["shm", "shm"], "{about}");
+                    }
+                    _ => {
+                        let text = job.hear(lacks, "refused");
+                        assert!(text.contains(&format!("the call {call} (")), "{about}: {text}");
+                    }
+                }
+            }
+        }
+    }
+    Passed(String::new())
+}
+
 /// Prepares the process for its task before it connects.
 pub(super) fn prepare(task: &str) {
     match task {
@@ -231,7 +272,18 @@ pub(super) fn prepare(task: &str) {
         "little room" if std::env::var("KOLO_RANK").as_deref() == Ok("1") => limit(libc::RLIMIT_FSIZE, 4 << 20),
         // A container may forbid the call, and the system may have no memory left. Both show as
         // errors of these calls.
-        "no memfd" => forbid(libc::SYS_memfd_create, libc::EPERM),
+        "no memory files" => {
+            forbid(libc::SYS_memfd_create, libc::EPERM);
+            forbid(libc::SYS_fallocate, libc::EPERM);
+        }
+        // `KOLO_TEST_REFUSED` names a call and its error.
+        "refused" => {
+            if let Ok(refused) = std::env::var("KOLO_TEST_REFUSED") {
+                let (call, error) = refused.split_once(' ').unwrap();
+                let &(_, number) = CALLS.iter().find(|(name, _)| *name == call).unwrap();
+                forbid(number, error.parse().unwrap());
+            }
+        }
         "no memory" => forbid(libc::SYS_fallocate, libc::ENOSPC),
         _ => {}
     }

@@ -25,7 +25,7 @@ pub(crate) use forks::{forked, killed_with_a_child};
 pub(crate) use leftovers::{Belongings, nothing_left_over, sockets};
 pub(crate) use limits::{
     connecting, few_descriptors, no_descriptors, no_descriptors_for_the_store, no_memory_in_time, no_memory_on_one_rank,
-    no_shared_memory, no_thread,
+    no_shared_memory, no_thread, refused_calls,
 };
 pub(crate) use network::{
     different_calls as different_calls_between_hosts, file_store, ipv6_only,
@@ -136,8 +136,15 @@ pub(crate) fn run_task(task: &str, comm: &Communicator) -> Task {
         "slow memory" => limits::slow_memory(comm),
         "no thread" => limits::without_threads(comm),
         "no address space" => limits::without_address_space(comm),
+        "refused" => {
+            comm.barrier()?;
+            say(&format!("via {}", comm.transport_name()));
+            Ok(comm.barrier()?)
+        }
         "signals" => work_under_signals(comm),
-        "no shared memory" | "little room" | "no memfd" | "no memory" => collectives(Calls::of(comm), Duration::MAX, usize::MAX),
+        "no shared memory" | "little room" | "no memory files" | "no memory" => {
+            collectives(Calls::of(comm), Duration::MAX, usize::MAX)
+        }
         other => panic!("there is no task {other:?}"),
     }
 }

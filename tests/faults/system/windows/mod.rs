@@ -44,7 +44,7 @@ not_run!("standard input, output and error are no numbers of descriptors on Wind
 not_run!("a program cannot close all of its handles on Windows": close_all);
 not_run!("Windows has no limit of handles": no_descriptors, few_descriptors, no_descriptors_for_the_store);
 not_run!("a process cannot make its own system calls fail on Windows":
-    no_shared_memory, no_memory_in_time, no_thread, no_memory_on_one_rank);
+    no_shared_memory, no_memory_in_time, no_thread, no_memory_on_one_rank, refused_calls);
 not_run!("a process of another user needs the user's password on Windows": another_user);
 
 /// Processes start slowly under Wine, and ranks answer late while others start.
