@@ -6,6 +6,7 @@ use std::path::Path;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
+use crate::files;
 use crate::units::show_bytes;
 
 /// Width and height of one panel, in pixels: two panels fill the width of a page on GitHub.
@@ -66,8 +67,7 @@ pub(crate) fn draw_over(axis: &Axis, title: &str, panels: &[(&str, Vec<Curve>)],
         }
         area.present()?;
     }
-    kolo::write_file_or_device(file, text.as_bytes())?;
-    Ok(())
+    Ok(files::write(file, &text)?)
 }
 
 /// The names of all curves with their colours, in rows.

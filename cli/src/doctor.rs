@@ -8,6 +8,7 @@ use kolo::doctor::{Finding, Severity, examine, of_reading, read_word};
 use serde_json::json;
 
 use crate::say;
+use crate::table::say_wrapped;
 use crate::units::count;
 
 /// Arguments of `kolo doctor`.
@@ -60,9 +61,9 @@ fn print(findings: &[Finding], failures: usize) {
     for Finding { subject, severity, found, advice, .. } in findings {
         // One line for each finding.
         let found = found.split_whitespace().collect::<Vec<_>>().join(" ");
-        say(&format!("{:<8} {subject:<18} {found}", name(*severity)));
+        say_wrapped(&format!("{:<8} {subject:<18} ", name(*severity)), &found);
         if let Some(advice) = advice {
-            say(&format!("{:<8} {:<18} -> {advice}", "", ""));
+            say_wrapped(&format!("{:<8} {:<18} -> ", "", ""), advice);
         }
     }
     say(&match failures {

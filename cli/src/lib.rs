@@ -9,20 +9,27 @@ mod chart;
 mod compare;
 mod doctor;
 mod files;
+mod interrupt;
 mod names;
 mod plan;
+mod progress;
 mod random;
 mod run;
 mod soak;
+mod table;
 mod top;
 mod trace;
 mod units;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser, Subcommand};
+
+use run::process::{self, Signal};
 
 /// Collective communication for processes: all-reduce and the rest, over TCP and shared memory.
 #[derive(Parser)]
@@ -120,17 +127,26 @@ pub fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Command::Agent => return run::agent(),
-        Command::Bench(args) => bench::bench(&args),
+        Command::Bench(args) => return ended(bench::bench(&args)),
         Command::Plan(args) => plan::plan(&args),
         Command::Doctor(args) => return doctor::doctor(&args),
         Command::Soak(args) => return soak::soak(&args),
         Command::Trace(args) => trace::trace(&args),
         Command::Top(args) => top::top(&args),
-        Command::Compare(args) => compare::compare(&args),
+        Command::Compare(args) => return ended(compare::compare(&args)),
         Command::Compete(args) => compare::compete(&args),
     };
+    ended(result.map(|()| None))
+}
+
+/// Returns the exit status of a command that has ended, by a signal or by itself.
+fn ended(result: Result<Option<Signal>, String>) -> ExitCode {
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(None) => ExitCode::SUCCESS,
+        Ok(Some(signal)) => {
+            complain(&format!("kolo: stopped by {signal}"));
+            process::exit(signal.exit_code())
+        }
         Err(error) => {
             complain(&format!("kolo: {error}"));
             ExitCode::FAILURE
@@ -148,22 +164,46 @@ fn log() -> kolo::Result<()> {
     Ok(())
 }
 
-/// Writes a line to standard output. If its reader has gone, as with `head`, the program ends
-/// quietly.
+/// Whether a file of figures is standard output (`--json -`). Then lines for people go to standard
+/// error.
+static HAS_FIGURES: AtomicBool = AtomicBool::new(false);
+
+/// Whether the reader of standard output has gone, as with `head`.
+static IS_UNREAD: AtomicBool = AtomicBool::new(false);
+
+/// Writes a line to standard output, as long as it has a reader.
 fn say(line: &str) {
-    use std::io::Write;
-    let mut out = std::io::stdout().lock();
-    if let Err(error) = writeln!(out, "{line}") {
-        if error.kind() != std::io::ErrorKind::BrokenPipe {
-            complain(&format!("kolo: standard output cannot be written: {error}"));
-        }
+    if IS_UNREAD.load(Relaxed) {
+        return;
+    }
+    let line = format!("{line}\n");
+    if HAS_FIGURES.load(Relaxed) {
+        return complain(line.trim_end());
+    }
+    if let Err(error) = print(line.as_bytes()) {
+        complain(&format!("kolo: {error}"));
         std::process::exit(1);
     }
 }
 
+/// Writes to standard output, as long as it has a reader.
+fn print(bytes: &[u8]) -> Result<(), String> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => IS_UNREAD.store(true, Relaxed),
+        Err(error) => return Err(format!("standard output cannot be written: {error}")),
+        Ok(()) => {}
+    }
+    Ok(())
+}
+
+/// Returns whether standard output still has a reader: a command without an end ends without one.
+fn is_read() -> bool {
+    !IS_UNREAD.load(Relaxed)
+}
+
 /// Writes a line to standard error, in one call, because other ranks may write there too.
 fn complain(line: &str) {
-    use std::io::Write;
     // There is nowhere else to report it.
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }

@@ -78,7 +78,7 @@ pub(crate) struct Args {
     /// How long one operation may take, as in 1.5s
     #[arg(long, value_parser = units::duration)]
     pub(super) timeout: Option<Duration>,
-    /// Write every figure to this file
+    /// Write every figure to this file; - is standard output
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
     /// Draw bandwidth and latency against size

@@ -11,39 +11,43 @@ mod plot;
 mod report;
 mod table;
 
-use kolo::{Communicator, DType, bf16, f16};
+use kolo::{Communicator, DType, ReduceOp, bf16, f16};
 
-use crate::files;
+use crate::interrupt::Interrupt;
+use crate::run::process::Signal;
+use crate::{files, is_read};
 pub(crate) use arguments::Args;
 use measure::{Figures, Measured, Plan};
 use pattern::Pattern;
 use report::{Report, Row};
 
-pub(crate) fn bench(args: &Args) -> Result<(), String> {
+/// Measures. Returns the signal that ended the measurement, if one did.
+pub(crate) fn bench(args: &Args) -> Result<Option<Signal>, String> {
     args.check(usize::MAX)?;
     args.check_files()?;
     let comm = args.connect().map_err(|error| error.to_string())?;
     args.check(comm.world_size())?;
+    let interrupt = Interrupt::watch(|| {})?;
     let report = match args.dtype {
-        DType::F32 => bench_typed::<f32>(args, &comm),
-        DType::F64 => bench_typed::<f64>(args, &comm),
-        DType::F16 => bench_typed::<f16>(args, &comm),
-        DType::BF16 => bench_typed::<bf16>(args, &comm),
-        DType::I8 => bench_typed::<i8>(args, &comm),
-        DType::U8 | DType::Bool => bench_typed::<u8>(args, &comm),
-        DType::I16 => bench_typed::<i16>(args, &comm),
-        DType::U16 => bench_typed::<u16>(args, &comm),
-        DType::I32 => bench_typed::<i32>(args, &comm),
-        DType::U32 => bench_typed::<u32>(args, &comm),
-        DType::I64 => bench_typed::<i64>(args, &comm),
-        DType::U64 => bench_typed::<u64>(args, &comm),
+        DType::F32 => bench_typed::<f32>(args, &comm, &interrupt),
+        DType::F64 => bench_typed::<f64>(args, &comm, &interrupt),
+        DType::F16 => bench_typed::<f16>(args, &comm, &interrupt),
+        DType::BF16 => bench_typed::<bf16>(args, &comm, &interrupt),
+        DType::I8 => bench_typed::<i8>(args, &comm, &interrupt),
+        DType::U8 | DType::Bool => bench_typed::<u8>(args, &comm, &interrupt),
+        DType::I16 => bench_typed::<i16>(args, &comm, &interrupt),
+        DType::U16 => bench_typed::<u16>(args, &comm, &interrupt),
+        DType::I32 => bench_typed::<i32>(args, &comm, &interrupt),
+        DType::U32 => bench_typed::<u32>(args, &comm, &interrupt),
+        DType::I64 => bench_typed::<i64>(args, &comm, &interrupt),
+        DType::U64 => bench_typed::<u64>(args, &comm, &interrupt),
         other => unreachable!("{other} is not benchmarked"),
     };
     let report = report.map_err(|error| error.to_string())?;
     // Rank 0 has all figures before any rank ends.
     comm.barrier().map_err(|error| error.to_string())?;
     if comm.rank() != 0 {
-        return Ok(());
+        return Ok(interrupt.signal());
     }
     if let Some(file) = &args.json {
         files::write_json(file, &report)?;
@@ -52,10 +56,10 @@ pub(crate) fn bench(args: &Args) -> Result<(), String> {
         plot::draw(&report, file).map_err(|error| format!("{} cannot be drawn: {error}", file.display()))?;
     }
     let wrong: u64 = report.rows.iter().flat_map(Row::lines).filter_map(|line| line.wrong).sum();
-    if wrong > 0 { Err(format!("{wrong} elements were wrong")) } else { Ok(()) }
+    if wrong > 0 { Err(format!("{wrong} elements were wrong")) } else { Ok(interrupt.signal()) }
 }
 
-fn bench_typed<T: Pattern>(args: &Args, comm: &Communicator) -> kolo::Result<Report> {
+fn bench_typed<T: Pattern>(args: &Args, comm: &Communicator, interrupt: &Interrupt) -> kolo::Result<Report> {
     let mut report = Report::new(args, comm);
     let is_rank_0 = comm.rank() == 0;
     let mut plans: Vec<Plan> = args.sizes().into_iter().map(|bytes| Plan::new::<T>(args, comm.world_size(), bytes)).collect();
@@ -68,6 +72,13 @@ fn bench_typed<T: Pattern>(args: &Args, comm: &Communicator) -> kolo::Result<Rep
         table::head(&report, args);
     }
     for plan in &plans {
+        // All ranks end together, when one got a signal or rank 0 has no reader.
+        let is_wanted = is_read() || args.json.is_some() || args.plot.is_some();
+        let mut ends = [interrupt.signal().is_some() || !is_wanted];
+        comm.all_reduce(&mut ends, ReduceOp::Max)?;
+        if ends[0] {
+            break;
+        }
         let mut figures = Figures::default();
         for in_place in args.forms() {
             let measured: Measured = measure::measure(comm, args, plan, &mut memory, in_place)?;

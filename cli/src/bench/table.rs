@@ -1,8 +1,10 @@
-//! The table: with `--wide` that of nccl-tests, otherwise what fits 100 columns of it.
+//! The table: with `--wide` that of nccl-tests, otherwise what fits 80 columns of it. There, the head
+//! says what all rows have in common.
 
 use super::arguments::Args;
 use super::report::{Line, Report, Row};
 use crate::say;
+use crate::table::remark;
 use crate::units::count;
 
 /// The columns of one form: title, unit and width. The narrow table lacks the last two.
@@ -22,39 +24,40 @@ fn columns(is_wide: bool, cells: [&str; FORM.len()]) -> String {
     FORM.iter().zip(cells).take(shown).map(|((_, _, width), cell)| format!(" {cell:>width$}")).collect()
 }
 
+/// The columns of a row before those of its forms.
+fn start(is_wide: bool, [size, count, dtype, redop, root]: [&str; 5]) -> String {
+    if is_wide { format!("{size:>11} {count:>11} {dtype:>5} {redop:>7} {root:>4} ") } else { format!("{size:>11} ") }
+}
+
 pub(super) fn head(report: &Report, args: &Args) {
     let Report { ranks, hosts, transport, .. } = report;
     let registered = if args.registered { ", registered buffers" } else { "" };
     let (ranks, hosts) = (count(*ranks, "rank"), count(*hosts, "host"));
     let wire = report.wire_dtype.map_or_else(String::new, |wire| format!(", {wire} between hosts from 16 KiB on"));
-    say(&format!("# kolo {} {}: {ranks} on {hosts} over {transport}{registered}{wire}", env!("CARGO_PKG_VERSION"), report.op));
+    let root = report.root.map_or_else(String::new, |root| format!(", root {root}"));
+    let what = report.redop.map_or_else(|| report.dtype.to_owned(), |redop| format!("{redop} of {}", report.dtype));
+    let version = env!("CARGO_PKG_VERSION");
+    remark(&format!("kolo {version} {}, {what}{root}: {ranks} on {hosts} over {transport}{registered}{wire}", report.op));
     let forms: Vec<&str> = args.forms().into_iter().map(|in_place| if in_place { "in-place" } else { "out-of-place" }).collect();
     let more = if args.wide { "" } else { " (--wide: more)" };
-    say(&format!("# {}{more}; times are means of loops of calls after a barrier, of the slowest rank", forms.join(" and ")));
+    remark(&format!("{}{more}; times: the mean of a loop of calls, slowest rank", forms.join(" and ")));
     say("#");
     let over = |text: &dyn Fn(&str) -> String| forms.iter().map(|form| text(form)).collect::<Vec<_>>().join("  ");
     if args.wide {
         let width = columns(true, [""; FORM.len()]).len();
-        say(&format!("# {:>11} {:>11} {:>5} {:>7} {:>4} {}", "", "", "", "", "", over(&|form| format!("{form:^width$}"))));
+        say(&format!("# {}{}", start(args.wide, [""; 5]), over(&|form| format!("{form:^width$}"))));
     }
     let titles = over(&|_| columns(args.wide, FORM.map(|(title, ..)| title)));
-    say(&format!("# {:>11} {:>11} {:>5} {:>7} {:>4} {titles}  algorithm", "size", "count", "type", "redop", "root"));
+    say(&format!("# {}{titles}  algorithm", start(args.wide, ["size", "count", "type", "redop", "root"])));
     let units = over(&|_| columns(args.wide, FORM.map(|(_, unit, _)| unit)));
-    say(&format!("# {:>11} {:>11} {:>5} {:>7} {:>4} {units}", "(B)", "(elements)", "", "", ""));
+    say(format!("# {}{units}", start(args.wide, ["(B)", "(elements)", "", "", ""])).trim_end());
 }
 
 pub(super) fn row(report: &Report, row: &Row, is_wide: bool) {
     let forms: Vec<String> = row.lines().map(|line| form(line, is_wide)).collect();
     let root = report.root.map_or_else(|| "-1".to_owned(), |root| root.to_string());
-    let redop = report.redop.unwrap_or("none");
-    say(&format!(
-        "  {:>11} {:>11} {:>5} {redop:>7} {root:>4} {}  {}",
-        row.bytes,
-        row.count,
-        report.dtype,
-        forms.join("  "),
-        row.algorithm
-    ));
+    let cells = [&row.bytes.to_string(), &row.count.to_string(), report.dtype, report.redop.unwrap_or("none"), &root];
+    say(&format!("  {}{}  {}", start(is_wide, cells), forms.join("  "), row.algorithm));
 }
 
 fn form(line: &Line, is_wide: bool) -> String {

@@ -68,8 +68,7 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    pub(super) fn new(ranks: usize) -> Result<Arena, String> {
-        let folder = Folder::new()?;
+    pub(super) fn new(ranks: usize, folder: Folder) -> Result<Arena, String> {
         let listener = Listener::bind(&folder.path().join("socket"));
         let listener = listener.map_err(|error| format!("{}: {error}", folder.path().display()))?;
         Ok(Arena { ranks, listener, entered: Vec::new(), folder })
@@ -83,8 +82,8 @@ impl Arena {
         self.entered.iter().map(|entered| entered.contestant).collect()
     }
 
-    /// Starts a contestant and waits until all its ranks have connected.
-    pub(super) fn enter(&mut self, contestant: Contestant) -> Result<(), String> {
+    /// Starts a contestant and waits until all its ranks have connected, or the comparison is over.
+    pub(super) fn enter(&mut self, contestant: Contestant, is_over: &dyn Fn() -> bool) -> Result<(), String> {
         let folder = self.folder.path();
         contestant.prepare(folder)?;
         let children = contestant.start(self.ranks, folder, Some(&folder.join("socket")))?;
@@ -108,6 +107,9 @@ impl Arena {
                     }
                     if Instant::now() >= deadline {
                         return Err(format!("its ranks did not connect within {START:?}"));
+                    }
+                    if is_over() {
+                        return Err("the comparison was over".to_owned());
                     }
                     std::thread::sleep(Duration::from_millis(5));
                 }
@@ -196,8 +198,8 @@ impl Drop for Folder {
     }
 }
 
-/// Returns the order of the contestants in a round. It rotates, so that each contestant starts
-/// equally often.
-pub(super) fn turns(round: usize, contestants: usize) -> impl Iterator<Item = usize> {
-    (0..contestants).map(move |turn| (turn + round) % contestants)
+/// Returns the contestant whose turn it is in a round. The order rotates, so that each contestant
+/// starts equally often.
+pub(super) fn place(round: usize, turn: usize, contestants: usize) -> usize {
+    (turn + round) % contestants
 }

@@ -34,12 +34,15 @@ pub(crate) struct Args {
     /// How many rounds
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "30")]
     pub(super) rounds: u32,
-    /// Write every figure to this file
+    /// Write every figure to this file; - is standard output
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
-    /// Draw times and ratios against size
+    /// Draw times and ratios against size, without the contestants that `bounds` stands for
     #[arg(long, value_name = "FILE.svg")]
     pub(super) plot: Option<PathBuf>,
+    /// Draw the bounds, too
+    #[arg(long, requires = "plot")]
+    pub(super) plot_bounds: bool,
 }
 
 /// What is compared.

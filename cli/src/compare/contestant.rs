@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use super::arguments::{Subject, Task};
 use super::system;
 use crate::bench::operation::Operation;
+use crate::run::process::become_independent;
 
 /// A library or a bound that takes part in a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,6 +201,8 @@ impl Contestant {
 
 fn spawn(command: &mut Command) -> Result<Child, String> {
     let name = command.get_program().to_string_lossy().into_owned();
+    // Ctrl-C is for this process, which reports what it has measured.
+    become_independent(command);
     command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().map_err(|error| format!("{name} cannot be started: {error}"))
 }
 

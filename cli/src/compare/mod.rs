@@ -7,17 +7,25 @@
 mod arena;
 mod arguments;
 mod bounds;
+mod busy;
 mod contestant;
 mod rank;
 mod report;
 mod start;
 mod system;
 
+use std::time::Instant;
+
 use crate::bench::operation::Operation;
+use crate::interrupt::Interrupt;
+use crate::progress::{Progress, left};
+use crate::run::process::Signal;
+use crate::table::remark;
 use crate::units::count;
-use crate::{files, say};
-use arena::{Arena, Question, turns};
+use crate::{files, is_read};
+use arena::{Arena, Folder, Question, place};
 use arguments::{Subject, Task};
+use busy::Busy;
 use contestant::Contestant;
 use report::{Report, Samples};
 
@@ -27,7 +35,9 @@ pub(crate) use rank::{Args as RankArgs, compete};
 /// Sizes near which other libraries change their algorithm.
 const SIZES: [u64; 6] = [8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 64 << 20];
 
-pub(crate) fn compare(args: &Args) -> Result<(), String> {
+/// Compares. Returns the signal that ended the comparison, if one did: then the report has the rounds
+/// until then.
+pub(crate) fn compare(args: &Args) -> Result<Option<Signal>, String> {
     files::check(args.json.as_deref(), args.plot.as_deref())?;
     if !args.task.has_sizes() && !args.sizes.is_empty() {
         return Err(format!("{} has no sizes", args.task.name()));
@@ -36,37 +46,105 @@ pub(crate) fn compare(args: &Args) -> Result<(), String> {
         return Err(format!("{} is between 2 ranks", args.task.name()));
     }
     let mut contestants = vec![if args.tcp { Contestant::KoloTcp } else { Contestant::Kolo }];
+    // The bounds would stretch the axes of a plot.
+    let mut undrawn = Vec::new();
     for name in &args.with {
         for contestant in Contestant::named(name, args.tcp, args.task)? {
+            if name == "bounds" && !args.plot_bounds {
+                undrawn.push(contestant);
+            } else {
+                undrawn.retain(|other| *other != contestant);
+            }
             if !contestants.contains(&contestant) {
                 contestants.push(contestant);
             }
         }
     }
-    let report = match args.task {
-        Task::Start => start::compare(args, contestants)?,
-        Task::Question(subject) => operate(args, subject, contestants)?,
+    let folder = Folder::new()?;
+    let path = folder.path().to_owned();
+    let interrupt = Interrupt::watch(move || _ = std::fs::remove_dir_all(&path))?;
+    let run = Run { args, interrupt, has_files: args.json.is_some() || args.plot.is_some() };
+    let busy = Busy::start();
+    let mut report = match args.task {
+        Task::Start => start::compare(&run, &folder, contestants)?,
+        Task::Question(subject) => operate(&run, folder, subject, contestants)?,
     };
+    report.was_busy(busy.processors());
+    let signal = run.interrupt.signal();
+    if report.is_empty() {
+        return Ok(signal);
+    }
     report.print();
     if let Some(file) = &args.json {
         files::write_json(file, &report)?;
     }
     if let Some(file) = &args.plot {
-        report.draw(file).map_err(|error| format!("{} cannot be drawn: {error}", file.display()))?;
+        report.draw(file, &undrawn).map_err(|error| format!("{} cannot be drawn: {error}", file.display()))?;
     }
-    Ok(())
+    Ok(signal)
 }
 
-fn operate(args: &Args, subject: Subject, contestants: Vec<Contestant>) -> Result<Report, String> {
+/// A comparison that may be ended before its time.
+struct Run<'a> {
+    args: &'a Args,
+    interrupt: Interrupt,
+    has_files: bool,
+}
+
+impl Run<'_> {
+    /// Returns whether a signal has ended the comparison, or nothing reads its result.
+    fn is_over(&self) -> bool {
+        self.interrupt.signal().is_some() || !is_read() && !self.has_files
+    }
+
+    /// Does the rounds. `step` does one of the steps of each. Returns what ended the rounds early.
+    fn rounds(&self, steps: usize, mut step: impl FnMut(usize, usize) -> Result<(), String>) -> Result<(), String> {
+        let rounds = self.args.rounds as usize;
+        let mut progress = Progress::new();
+        // The first round takes less time than the others.
+        let mut second = Instant::now();
+        for round in 0..rounds {
+            if round == 1 {
+                second = Instant::now();
+            }
+            for at in 0..steps {
+                if self.is_over() {
+                    return Ok(());
+                }
+                progress.show(|| {
+                    let name = self.args.task.name();
+                    let done = (round.max(1) - 1) * steps + if round == 0 { 0 } else { at };
+                    let left = match done {
+                        0 => String::new(),
+                        _ => format!(", {}", left(second.elapsed(), done, (rounds - 1) * steps)),
+                    };
+                    format!("{name}: round {} of {rounds}{left}", round + 1)
+                });
+                step(round, at)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn operate(run: &Run<'_>, folder: Folder, subject: Subject, contestants: Vec<Contestant>) -> Result<Report, String> {
+    let args = run.args;
     let ranks = args.ranks as usize;
-    let mut arena = Arena::new(ranks)?;
-    say(&format!("# {} of f32, {ranks} ranks on this machine, {}", subject.name(), count(args.rounds as usize, "round")));
+    let mut arena = Arena::new(ranks, folder)?;
+    remark(&format!("{} of f32, {ranks} ranks on this machine, {}", subject.name(), count(args.rounds as usize, "round")));
+    let mut progress = Progress::new();
     for contestant in contestants {
-        if let Err(why) = arena.enter(contestant) {
+        progress.show(|| format!("starting {}", contestant.name()));
+        let entered = arena.enter(contestant, &|| run.is_over());
+        progress.clear();
+        if run.is_over() {
+            break;
+        }
+        if let Err(why) = entered {
             if contestant.is_kolo() && arena.is_empty() {
                 return Err(format!("{} cannot take part: {why}", contestant.name()));
             }
-            say(&format!("# NOT RUN: {}: {why}", contestant.name()));
+            remark(&format!("NOT RUN: {}: {why}", contestant.name()));
         }
     }
     let sizes = match subject {
@@ -78,16 +156,16 @@ fn operate(args: &Args, subject: Subject, contestants: Vec<Contestant>) -> Resul
     let contestants = arena.contestants();
     let mut samples: Vec<Vec<Samples>> = Vec::new();
     samples.resize_with(sizes.len(), || contestants.iter().map(|_| Samples::default()).collect());
-    for round in 0..args.rounds as usize {
-        for (&bytes, samples) in sizes.iter().zip(&mut samples) {
-            for place in turns(round, contestants.len()) {
-                let question = Question::new(subject, bytes, samples[place].last());
-                samples[place].add(arena.ask(place, question)?);
-            }
-        }
-    }
+    run.rounds(sizes.len() * contestants.len(), |round, at| {
+        let (size, turn) = (at / contestants.len(), at % contestants.len());
+        let place = place(round, turn, contestants.len());
+        let samples = &mut samples[size][place];
+        samples.add(arena.ask(place, Question::new(subject, sizes[size], samples.last()))?);
+        Ok(())
+    })?;
+    drop(arena);
     let mut report = Report::new(subject.name(), ranks, args.tcp, args.rounds);
-    for (&bytes, samples) in sizes.iter().zip(&samples) {
+    for (bytes, samples) in sizes.into_iter().zip(samples) {
         report.add(bytes as u64, &contestants, samples);
     }
     Ok(report)

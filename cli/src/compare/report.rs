@@ -8,38 +8,36 @@ use serde::Serialize;
 use super::contestant::Contestant;
 use crate::bench::measure::percentile;
 use crate::chart::{self, Curve};
-use crate::say;
+use crate::table::{Side, Table, remark};
 use crate::units::show_bytes;
 
-/// The times of one contestant at one size, in seconds.
+/// From how many processors on the report says that other programs use them.
+const BUSY: f64 = 0.2;
+
+/// The times of one contestant at one size, in seconds, sorted within each round.
 #[derive(Default)]
-pub(super) struct Samples {
-    all: Vec<f64>,
-    /// The median of each round.
-    medians: Vec<f64>,
-}
+pub(super) struct Samples(Vec<Vec<f64>>);
 
 impl Samples {
     /// Adds the times of one round.
     pub(super) fn add(&mut self, mut times: Vec<f64>) {
         times.sort_by(f64::total_cmp);
-        self.medians.push(percentile(&times, 0.5));
-        self.all.extend(times);
+        self.0.push(times);
     }
 
     /// Returns the median of the last round.
     pub(super) fn last(&self) -> Option<f64> {
-        self.medians.last().copied()
+        self.0.last().map(|times| percentile(times, 0.5))
     }
 
-    /// Returns how many times as long as the other these took: the median of the ratios within the
-    /// rounds.
-    fn ratio(&self, other: &Samples) -> f64 {
+    /// Returns how many times as long as the other these took, in each round, sorted.
+    fn ratios(&self, other: &Samples) -> Vec<f64> {
         // The first round only finds out how long a call takes.
-        let from = usize::from(self.medians.len() > 1);
-        let mut ratios: Vec<f64> = self.medians[from..].iter().zip(&other.medians[from..]).map(|(a, b)| a / b).collect();
+        let from = usize::from(self.0.len() > 1);
+        let rounds = self.0.iter().zip(&other.0).skip(from);
+        let mut ratios: Vec<f64> = rounds.map(|(a, b)| percentile(a, 0.5) / percentile(b, 0.5)).collect();
         ratios.sort_by(f64::total_cmp);
-        percentile(&ratios, 0.5)
+        ratios
     }
 }
 
@@ -50,7 +48,10 @@ pub(super) struct Report {
     op: &'static str,
     ranks: usize,
     tcp: bool,
+    /// How many were asked for. A signal ends a comparison before.
     rounds: u32,
+    /// How many processors other programs used meanwhile, where the system says so.
+    busy_processors: Option<f64>,
     rows: Vec<Row>,
 }
 
@@ -58,6 +59,8 @@ pub(super) struct Report {
 #[derive(Serialize)]
 struct Row {
     bytes: u64,
+    /// How many rounds were complete.
+    rounds: usize,
     contestants: Vec<Times>,
 }
 
@@ -67,46 +70,88 @@ struct Times {
     name: &'static str,
     p50_us: f64,
     p99_us: f64,
-    /// The median over the rounds of its time divided by kolo's.
+    /// The median over the rounds of its time divided by kolo's, and the quartiles.
     ratio: f64,
+    ratio_p25: f64,
+    ratio_p75: f64,
     samples: usize,
 }
 
 impl Report {
     /// A report without rows.
     pub(super) fn new(op: &'static str, ranks: usize, tcp: bool, rounds: u32) -> Report {
-        Report { kolo: env!("CARGO_PKG_VERSION"), op, ranks, tcp, rounds, rows: Vec::new() }
+        Report { kolo: env!("CARGO_PKG_VERSION"), op, ranks, tcp, rounds, busy_processors: None, rows: Vec::new() }
     }
 
-    /// Adds the samples of one size. All contestants are compared with the first.
-    pub(super) fn add(&mut self, bytes: u64, contestants: &[Contestant], samples: &[Samples]) {
+    /// Takes how many processors other programs used.
+    pub(super) fn was_busy(&mut self, processors: Option<f64>) {
+        self.busy_processors = processors;
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Adds the complete rounds of one size, if there are any. All contestants are compared with the
+    /// first.
+    pub(super) fn add(&mut self, bytes: u64, contestants: &[Contestant], mut samples: Vec<Samples>) {
+        let rounds = samples.iter().map(|samples| samples.0.len()).min().unwrap_or(0);
+        if rounds == 0 {
+            return;
+        }
+        samples.iter_mut().for_each(|samples| samples.0.truncate(rounds));
         let times = |(contestant, samples_of): (&Contestant, &Samples)| {
-            let mut all = samples_of.all.clone();
+            let mut all = samples_of.0.concat();
             all.sort_by(f64::total_cmp);
             let [p50_us, p99_us] = [0.5, 0.99].map(|share| percentile(&all, share) * 1e6);
-            Times { name: contestant.name(), p50_us, p99_us, ratio: samples_of.ratio(&samples[0]), samples: all.len() }
+            let ratios = samples_of.ratios(&samples[0]);
+            let [ratio, ratio_p25, ratio_p75] = [0.5, 0.25, 0.75].map(|share| percentile(&ratios, share));
+            Times { name: contestant.name(), p50_us, p99_us, ratio, ratio_p25, ratio_p75, samples: all.len() }
         };
-        self.rows.push(Row { bytes, contestants: contestants.iter().zip(samples).map(times).collect() });
+        self.rows.push(Row { bytes, rounds, contestants: contestants.iter().zip(&samples).map(times).collect() });
     }
 
     pub(super) fn print(&self) {
-        say("# times in us; ratio: the median over the rounds of a contestant's time divided by kolo's");
-        say(&format!("{:>10}  {:<16} {:>12} {:>12} {:>9}", "size", "contestant", "p50", "p99", "ratio"));
+        remark(
+            "times in us. ratio: in each round, a contestant's median time divided by kolo's; the median over the rounds, and \
+             the middle half of them. The machine changes between rounds, so it is not the ratio of two p50",
+        );
+        if let Some(processors) = self.busy_processors.filter(|processors| *processors >= BUSY) {
+            let all = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            remark(&format!(
+                "BUSY: other programs used {processors:.1} of {all} processors meanwhile: times are longer than on a quiet \
+                 machine, and ratios vary"
+            ));
+        }
+        let mut table = Table::new(&[
+            ("size", Side::Right),
+            ("contestant", Side::Left),
+            ("p50", Side::Right),
+            ("p99", Side::Right),
+            ("ratio", Side::Right),
+            ("middle half", Side::Right),
+        ]);
         for row in &self.rows {
             for (i, times) in row.contestants.iter().enumerate() {
                 // An operation without a size has one row, of size 0.
                 let size = if i == 0 && row.bytes > 0 { show_bytes(row.bytes) } else { String::new() };
-                let Times { name, p50_us, p99_us, ratio, .. } = times;
-                say(&format!("{size:>10}  {name:<16} {p50_us:>12.2} {p99_us:>12.2} {ratio:>9.2}"));
+                let Times { name, p50_us, p99_us, ratio, ratio_p25, ratio_p75, .. } = times;
+                let half = if i == 0 { String::new() } else { format!("{ratio_p25:.2}-{ratio_p75:.2}") };
+                let numbers = [p50_us, p99_us, ratio].map(|number| format!("{number:.2}"));
+                table.add([vec![size, (*name).to_owned()], numbers.to_vec(), vec![half]].concat());
             }
         }
+        table.say(false);
     }
 
-    pub(super) fn draw(&self, file: &Path) -> Result<(), Box<dyn Error>> {
+    /// Draws the times and ratios of all contestants but those that are `hidden`.
+    pub(super) fn draw(&self, file: &Path, hidden: &[Contestant]) -> Result<(), Box<dyn Error>> {
         let title = format!("{}, {} ranks, f32{}", self.op, self.ranks, if self.tcp { ", TCP" } else { "" });
         let curves = |value: fn(&Times) -> f64| -> Vec<Curve> {
             let count = self.rows.first().map_or(0, |row| row.contestants.len());
+            let is_hidden = |name| hidden.iter().any(|hidden| hidden.name() == name);
             (0..count)
+                .filter(|&i| !is_hidden(self.rows[0].contestants[i].name))
                 .map(|i| {
                     let points = self.rows.iter().map(|row| (row.bytes.max(1) as f64, value(&row.contestants[i]))).collect();
                     (self.rows[0].contestants[i].name, chart::COLOURS[i % chart::COLOURS.len()], points)

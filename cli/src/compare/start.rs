@@ -5,37 +5,43 @@ use std::path::Path;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use super::arena::{Folder, START, turns};
-use super::arguments::{Args, Task};
+use super::Run;
+use super::arena::{Folder, START, place};
+use super::arguments::Task;
 use super::contestant::Contestant;
 use super::report::{Report, Samples};
-use crate::say;
+use crate::progress::Progress;
+use crate::table::remark;
 use crate::units::count;
 
-pub(super) fn compare(args: &Args, contestants: Vec<Contestant>) -> Result<Report, String> {
-    let ranks = args.ranks as usize;
-    let folder = Folder::new()?;
-    say(&format!(
-        "# start of {ranks} ranks on this machine, one barrier and their end, {}",
-        count(args.rounds as usize, "round")
-    ));
+pub(super) fn compare(run: &Run<'_>, folder: &Folder, contestants: Vec<Contestant>) -> Result<Report, String> {
+    let (args, ranks) = (run.args, run.args.ranks as usize);
+    let rounds = count(args.rounds as usize, "round");
+    remark(&format!("start of {ranks} ranks on this machine, one barrier and their end, {rounds}"));
     let mut present = Vec::new();
+    let mut progress = Progress::new();
     for contestant in contestants {
+        progress.show(|| format!("starting {}", contestant.name()));
         // The first start shows whether the contestant works, and loads its files into memory.
-        match contestant.prepare(folder.path()).and_then(|()| start(contestant, ranks, folder.path())) {
+        let started = contestant.prepare(folder.path()).and_then(|()| start(contestant, ranks, folder.path()));
+        progress.clear();
+        if run.is_over() {
+            break;
+        }
+        match started {
             Ok(_) => present.push(contestant),
             Err(why) if present.is_empty() => return Err(format!("{} cannot take part: {why}", contestant.name())),
-            Err(why) => say(&format!("# NOT RUN: {}: {why}", contestant.name())),
+            Err(why) => remark(&format!("NOT RUN: {}: {why}", contestant.name())),
         }
     }
     let mut samples: Vec<Samples> = present.iter().map(|_| Samples::default()).collect();
-    for round in 0..args.rounds as usize {
-        for place in turns(round, present.len()) {
-            samples[place].add(vec![start(present[place], ranks, folder.path())?]);
-        }
-    }
+    run.rounds(present.len(), |round, turn| {
+        let place = place(round, turn, present.len());
+        samples[place].add(vec![start(present[place], ranks, folder.path())?]);
+        Ok(())
+    })?;
     let mut report = Report::new(Task::Start.name(), ranks, args.tcp, args.rounds);
-    report.add(0, &present, &samples);
+    report.add(0, &present, samples);
     Ok(report)
 }
 

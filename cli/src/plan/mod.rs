@@ -12,6 +12,7 @@ use kolo::{Algorithm, Op};
 
 use crate::names::{named, none};
 use crate::say;
+use crate::table::{Side, Table};
 use crate::units::{bytes, count, duration, show_bytes, show_seconds};
 
 /// Arguments of `kolo plan`.
@@ -46,6 +47,9 @@ pub(crate) struct Args {
     /// jobs have measured from this machine
     #[arg(long, conflicts_with_all = ["latency", "bandwidth"])]
     measured: bool,
+    /// Print all columns, however wide the terminal is
+    #[arg(long)]
+    wide: bool,
     #[command(flatten)]
     simulation: simulate::SimulateArgs,
 }
@@ -83,7 +87,7 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
         model.network.per_byte = 1e-9 / rate;
     }
     if args.measured {
-        use_measured(&mut model, args.simulation.json)?;
+        use_measured(&mut model, args)?;
     }
     let (ranks, hosts) = (args.ranks as usize, args.hosts as usize);
     let mut layout = Layout::even(ranks, if args.no_windows { ranks } else { hosts });
@@ -107,7 +111,7 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
 
     if args.simulation.json {
         return if args.simulation.simulate {
-            simulate::print(&args.simulation, args.op, bytes, &found, &scenario)
+            simulate::print(&args.simulation, args.op, bytes, &found, &scenario, args.wide)
         } else {
             let rows = found.iter().enumerate().map(|(i, candidate)| json(candidate, i == chosen)).collect();
             simulate::print_json(args.op, bytes, &scenario, rows)
@@ -120,29 +124,35 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
         say(&format!("in a job, this host is at {path} ({source})"));
     }
     if args.simulation.simulate {
-        return simulate::print(&args.simulation, args.op, bytes, &found, &scenario);
+        return simulate::print(&args.simulation, args.op, bytes, &found, &scenario, args.wide);
     }
     say(&format!("{}{}", winner.choice, if algorithm.is_some() { " (forced)" } else { "" }));
     say(&format!("  predicted time           {}", show_seconds(winner.seconds)));
     say(&format!("  on the wire, per rank    {} in {} messages", show_bytes(winner.sent_per_rank), winner.messages_per_rank));
     say("");
-    say(&format!(
-        "{:<32} {:>10} {:>10} {:>10} {:>10} {:>12} {:>9}  why",
-        "algorithm", "time", "latency", "transfer", "reduction", "sent/rank", "messages"
-    ));
+    let mut table = Table::new(&[
+        ("algorithm", Side::Left),
+        ("time", Side::Right),
+        ("latency", Side::Wide),
+        ("transfer", Side::Wide),
+        ("reduction", Side::Wide),
+        ("sent/rank", Side::Wide),
+        ("messages", Side::Wide),
+        ("why", Side::Left),
+    ]);
     for (i, candidate) in found.iter().enumerate() {
-        say(&format!(
-            "{:<32} {:>10} {:>10} {:>10} {:>10} {:>12} {:>9}  {}",
-            candidate.choice,
+        table.add(vec![
+            candidate.choice.to_string(),
             show_seconds(candidate.seconds),
             show_seconds(candidate.latency),
             show_seconds(candidate.transfer),
             show_seconds(candidate.reduction),
             show_bytes(candidate.sent_per_rank),
-            candidate.messages_per_rank,
-            if i == chosen { "chosen".to_owned() } else { why(candidate, winner, algorithm.is_some()) }
-        ));
+            candidate.messages_per_rank.to_string(),
+            if i == chosen { "chosen".to_owned() } else { why(candidate, winner, algorithm.is_some()) },
+        ]);
     }
+    table.say(args.wide);
     Ok(())
 }
 
@@ -161,35 +171,34 @@ fn json(candidate: &Candidate, is_chosen: bool) -> serde_json::Value {
 
 /// Takes the latest of what jobs have measured from this machine, and prints all of it, unless JSON is
 /// printed.
-fn use_measured(model: &mut CostModel, is_silent: bool) -> Result<(), String> {
+fn use_measured(model: &mut CostModel, args: &Args) -> Result<(), String> {
     let known = measured();
     let Some(latest) = known.first() else {
         return Err("no job has measured costs from this machine: a job over several hosts does when it starts, unless \
                     KOLO_NETWORK_LATENCY or KOLO_NETWORK_BANDWIDTH gives them"
             .to_owned());
     };
-    let say = |line: &str| {
-        if !is_silent {
-            say(line);
-        }
-    };
-    say(&format!(
-        "{:<32} {:<32} {:>7} {:<10} {:>10} {:>10} {:>10} {:>9}",
-        "from", "to", "links", "where", "latency", "GB/s", "reduction", "age"
-    ));
+    let mut table = Table::new(&[
+        ("from", Side::Left),
+        ("to", Side::Left),
+        ("links", Side::Wide),
+        ("where", Side::Left),
+        ("latency", Side::Right),
+        ("GB/s", Side::Right),
+        ("reduction", Side::Wide),
+        ("age", Side::Right),
+    ]);
     for MeasuredCosts { from, to, links, class, network, reduce, at, .. } in &known {
         let rate = |per_byte: f64| if per_byte > 0.0 { format!("{:.2}", 1e-9 / per_byte) } else { "-".to_owned() };
         let age = at.elapsed().unwrap_or_default().as_secs();
         let age = if age < 7200 { format!("{} min", age / 60) } else { format!("{} h", age / 3600) };
-        let latency = show_seconds(network.latency);
-        say(&format!(
-            "{from:<32} {to:<32} {links:>7} {:<10} {latency:>10} {:>10} {:>10} {age:>9}",
-            class.name(),
-            rate(network.per_byte),
-            rate(*reduce)
-        ));
+        let (from, to, links, place) = (from.to_string(), to.to_string(), links.to_string(), class.name().to_owned());
+        table.add(vec![from, to, links, place, show_seconds(network.latency), rate(network.per_byte), rate(*reduce), age]);
     }
-    say("");
+    if !args.simulation.json {
+        table.say(args.wide);
+        say("");
+    }
     let of_class = |class| known.iter().find(|costs| costs.class == class);
     let inside = if latest.class == PairClass::Hosts { latest } else { of_class(PairClass::SameRack).unwrap_or(latest) };
     (model.network, model.reduce) = (inside.network, inside.reduce);

@@ -8,6 +8,7 @@ use kolo::{Op, Rank};
 use serde_json::json;
 
 use crate::say;
+use crate::table::{Side, Table};
 use crate::units::{bytes, duration, show_bytes, show_seconds};
 
 /// Arguments of a simulation.
@@ -121,7 +122,14 @@ pub(super) fn print_json(op: Op, bytes: u64, scenario: &Scenario, rows: Vec<serd
 }
 
 /// Simulates candidates, and prints those that can be simulated, fastest first.
-pub(super) fn print(args: &SimulateArgs, op: Op, bytes: u64, found: &[Candidate], scenario: &Scenario) -> Result<(), String> {
+pub(super) fn print(
+    args: &SimulateArgs,
+    op: Op,
+    bytes: u64,
+    found: &[Candidate],
+    scenario: &Scenario,
+    is_wide: bool,
+) -> Result<(), String> {
     let simulated = found.iter().map(|candidate| (candidate, simulate(op, bytes, candidate.choice, scenario)));
     let mut rows: Vec<(&Candidate, Option<Simulated>)> = simulated.collect();
     rows.sort_by(|a, b| {
@@ -145,26 +153,33 @@ pub(super) fn print(args: &SimulateArgs, op: Op, bytes: u64, found: &[Candidate]
             .collect();
         return print_json(op, bytes, scenario, rows);
     }
-    say(&format!(
-        "{:<32} {:>10} {:>10} {:>7} {:>13} {:>9} {:>10}  {}",
-        "algorithm", "simulated", "priced", "ratio", "busiest link", "critical", "messages", "how"
-    ));
+    let mut table = Table::new(&[
+        ("algorithm", Side::Left),
+        ("simulated", Side::Right),
+        ("priced", Side::Right),
+        ("ratio", Side::Right),
+        ("busiest link", Side::Right),
+        ("critical", Side::Wide),
+        ("messages", Side::Wide),
+        ("how", Side::Left),
+    ]);
     for (candidate, found) in rows {
-        let priced = show_seconds(candidate.seconds);
-        say(&match found {
-            Some(found) => format!(
-                "{:<32} {:>10} {:>10} {:>7.2} {:>13} {:>9} {:>10}  {}",
-                candidate.choice,
+        let (name, priced) = (candidate.choice.to_string(), show_seconds(candidate.seconds));
+        let cells = match found {
+            Some(found) => [
+                name,
                 show_seconds(found.seconds),
                 priced,
-                found.seconds / candidate.seconds,
+                format!("{:.2}", found.seconds / candidate.seconds),
                 show_bytes(found.busiest_bytes.round() as u64),
-                found.critical,
-                found.messages,
-                found.method
-            ),
-            None => format!("{:<32} {:>10} {priced:>10}", candidate.choice, "-"),
-        });
+                found.critical.to_string(),
+                found.messages.to_string(),
+                found.method.to_string(),
+            ],
+            None => [name, "-".to_owned(), priced, String::new(), String::new(), String::new(), String::new(), String::new()],
+        };
+        table.add(cells.to_vec());
     }
+    table.say(is_wide);
     Ok(())
 }

@@ -21,7 +21,7 @@ use kolo::TcpStoreServer;
 use crate::random::{hexadecimal, random};
 use crate::run::process::{self, prepare};
 use crate::units::{count, duration, show_ranks};
-use crate::{complain, say};
+use crate::{complain, is_read, say};
 use judge::{Outcome, judge};
 use rank::{Report, STOPS};
 use script::{Fault, Ingredient, Rendezvous, Round};
@@ -133,7 +133,7 @@ fn play_rounds(args: &Args) -> Result<(), End> {
             say(&format!("round {number}: {}: {line}", describe_round(&round)));
         }
         let is_over = tally.rounds > 0 && began.elapsed().as_secs_f64() > 60.0 * args.minutes;
-        if args.round.is_some() || is_over || tally.rounds == 0 && number >= SEARCHED {
+        if args.round.is_some() || is_over || !is_read() || tally.rounds == 0 && number >= SEARCHED {
             break;
         }
     }

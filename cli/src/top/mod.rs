@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
 
-use crate::say;
 use crate::units::duration;
+use crate::{is_read, say};
 use poll::Poll;
 use view::View;
 
@@ -85,7 +85,7 @@ pub(crate) fn top(args: &Args) -> Result<(), String> {
         if args.once {
             return refused(&view);
         }
-        if view.has_ended() {
+        if view.has_ended() || !is_read() {
             return Ok(());
         }
         if !args.json {

@@ -12,7 +12,7 @@ use crate::complain;
 use crate::units::{count, show_ranks, show_seconds};
 use crate::{files, say};
 use analysis::{Disagreement, Job, Lateness};
-use dump::{Devices, Dump, Operation, Outcome};
+use dump::{Dump, Operation, Outcome};
 
 /// Arguments of `kolo trace`.
 #[derive(ClapArgs)]
@@ -21,7 +21,7 @@ pub(crate) struct Args {
     /// write them there when an operation fails
     #[arg(required = true, value_name = "FILES")]
     files: Vec<PathBuf>,
-    /// Write a trace for chrome://tracing and ui.perfetto.dev
+    /// Write a trace for chrome://tracing and ui.perfetto.dev to this file; - is standard output
     #[arg(long, value_name = "FILE")]
     chrome: Option<PathBuf>,
 }
@@ -82,8 +82,7 @@ fn head(job: &Job) {
     let first = &job.dumps[0];
     let ranks: Vec<usize> = job.dumps.iter().map(|dump| dump.rank).collect();
     say(&format!("job {}, {}; files of {}", first.job, count(first.members.len(), "rank"), show_ranks(&ranks)));
-    for rank in job.silent() {
-        let member = &first.members[rank];
+    let whys = job.silent().into_iter().map(|rank| {
         let blaming = |dump: &&Dump| {
             let culprits = dump
                 .communicators
@@ -92,33 +91,84 @@ fn head(job: &Job) {
             culprits.into_iter().any(|culprit| culprit == rank)
         };
         let blaming: Vec<usize> = job.dumps.iter().filter(blaming).map(|dump| dump.rank).collect();
+        (blaming, rank)
+    });
+    for (blaming, ranks) in grouped(whys) {
+        let it = if ranks.len() == 1 { "it" } else { "each" };
         let why = if blaming.is_empty() {
-            "it may have been killed, or none of its operations failed".to_owned()
+            format!("{it} may have been killed, or none of its operations failed")
         } else {
-            format!("the failure that ended {} names it: it was killed, or could not write", show_ranks(&blaming))
+            format!("the failure that ended {} names {it}: it was killed, or could not write", show_ranks(&blaming))
         };
-        say(&format!("no file of rank {rank} ({}, pid {}): {why}", member.host, member.pid));
+        let member = |rank: &usize| format!("rank {rank} ({}, pid {})", first.members[*rank].host, first.members[*rank].pid);
+        say(&format!("no file of {}: {why}", ranks.iter().map(member).collect::<Vec<_>>().join(", ")));
     }
     for (rank, correction) in &job.corrections {
         let by = show_seconds(correction.unsigned_abs() as f64 * 1e-9);
         let how = if *correction > 0 { "forward" } else { "back" };
         say(&format!("the clock of rank {rank}'s host contradicts the others: it is put {how} by {by}"));
     }
+    let communicators = job.dumps.iter().flat_map(|dump| dump.communicators.iter().map(move |of_rank| (dump.rank, of_rank)));
+    let failures = communicators.filter_map(|(rank, of_rank)| {
+        let (before, took, after) = around_time(&of_rank.failure.as_ref()?.text);
+        Some(((of_rank.name(), before, after), (rank, took)))
+    });
+    for ((name, before, after), failed) in grouped(failures) {
+        let ranks: Vec<usize> = failed.iter().map(|(rank, _)| *rank).collect();
+        let mut times: Vec<&str> = failed.iter().map(|(_, took)| *took).collect();
+        times.sort_by(|a, b| seconds(a).total_cmp(&seconds(b)));
+        times.dedup();
+        let times = if let [first, .., last] = times[..] { format!("{first} to {last}") } else { times.concat() };
+        say(&format!("{} on {name}: {before}{times}{after}", show_ranks(&ranks)));
+    }
+    let mut waiting = Vec::new();
     for dump in &job.dumps {
-        for communicator in &dump.communicators {
-            if let Some(failure) = &communicator.failure {
-                say(&format!("rank {} on {}: {}", dump.rank, communicator.name(), failure.text));
-            }
-        }
         if dump.reason != "error" && dump.communicators.iter().all(|communicator| communicator.failure.is_none()) {
             let open = dump.communicators.iter().flat_map(|communicator| &communicator.operations);
             let open = open.filter(|operation| operation.outcome == Outcome::UnderWay).count();
             if open > 0 {
-                say(&format!("rank {} was in the middle of {} when it wrote its file", dump.rank, count(open, "operation")));
+                waiting.push((open, dump.rank));
             }
         }
     }
+    for (open, ranks) in grouped(waiting.into_iter()) {
+        let (was, its) = if ranks.len() == 1 { ("was", "it wrote its file") } else { ("were", "they wrote their files") };
+        say(&format!("{} {was} in the middle of {} when {its}", show_ranks(&ranks), count(open, "operation")));
+    }
     say("");
+}
+
+/// Returns the values of each key, in the order in which the keys come first.
+fn grouped<K: PartialEq, V>(pairs: impl Iterator<Item = (K, V)>) -> Vec<(K, Vec<V>)> {
+    let mut groups: Vec<(K, Vec<V>)> = Vec::new();
+    for (key, value) in pairs {
+        match groups.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, values)) => values.push(value),
+            None => groups.push((key, vec![value])),
+        }
+    }
+    groups
+}
+
+/// Splits the sentence of an error at the time after which the operation failed. It differs between
+/// the ranks.
+fn around_time(text: &str) -> (&str, &str, &str) {
+    const BEFORE: &str = " failed after ";
+    let Some(from) = text.find(BEFORE).map(|at| at + BEFORE.len()) else { return (text, "", "") };
+    let to = text[from..].find(':').map_or(text.len(), |len| from + len);
+    (&text[..from], &text[from..to], &text[to..])
+}
+
+/// Returns the seconds of a time as errors show it.
+fn seconds(time: &str) -> f64 {
+    let number = time.trim_end_matches(|letter: char| !letter.is_ascii_digit());
+    let scale = match &time[number.len()..] {
+        "ns" => 1e-9,
+        "us" | "µs" => 1e-6,
+        "ms" => 1e-3,
+        _ => 1.0,
+    };
+    number.parse().map_or(0.0, |number: f64| number * scale)
 }
 
 fn say_disagreement(job: &Job, disagreement: &Disagreement<'_>) {
@@ -135,24 +185,38 @@ fn say_disagreement(job: &Job, disagreement: &Disagreement<'_>) {
     let views = &views[&*communicator.id];
     for (call, came) in called {
         let ranks: Vec<usize> = came.iter().map(|(rank, _)| of_job(rank)).collect();
-        let ended: Vec<String> = came.iter().map(|(_, operation)| outcome(operation)).collect();
-        let ended = if ended.iter().all(|other| *other == ended[0]) { ended[0].clone() } else { ended.join(", ") };
+        let ended = outcomes(came.iter().map(|(_, operation)| *operation));
         let start = |(rank, operation): &(usize, &Operation)| job.time(views[rank].0, operation.start_ns) - began;
         let late = came.iter().map(start).max().unwrap_or(0);
         say(&format!("  {}: {call}, {ended}{}", show_ranks(&ranks), after(late)));
     }
-    for (rank, last) in missing {
-        let did = match last {
-            None => "it has no operation on this communicator".to_owned(),
-            Some(last) => {
-                let at = views[rank].0;
-                let ago = began - job.time(at, last.end_ns.unwrap_or(last.start_ns));
-                let when =
-                    format!("{} {}", show_seconds(ago.unsigned_abs() as f64 * 1e-9), if ago < 0 { "later" } else { "earlier" });
-                format!("its last is seq {}, {}, {} ({when})", last.seq, last.call, outcome(last))
-            }
-        };
-        say(&format!("  rank {} has not called it: {did}", of_job(rank)));
+    let lasts = missing.iter().map(|(rank, last)| {
+        let key = last.map(|last| (last.seq, last.call.to_string(), last.outcome));
+        (key, (of_job(rank), *rank, *last))
+    });
+    for (_, alike) in grouped(lasts) {
+        let ranks: Vec<usize> = alike.iter().map(|(of_job, ..)| *of_job).collect();
+        let (has, it, its) = if ranks.len() == 1 { ("has", "it has", "its") } else { ("have", "they have", "their") };
+        let last = alike[0].2;
+        let did = last.map_or_else(
+            || format!("{it} no operation on this communicator"),
+            |last| {
+                let ago = alike.iter().filter_map(|(_, rank, last)| {
+                    let last = (*last)?;
+                    Some(began - job.time(views[rank].0, last.end_ns.unwrap_or(last.start_ns)))
+                });
+                let mut ago: Vec<i128> = ago.collect();
+                ago.sort_unstable();
+                let when = |ns: &i128| {
+                    format!("{} {}", show_seconds(ns.unsigned_abs() as f64 * 1e-9), if *ns < 0 { "later" } else { "earlier" })
+                };
+                let mut whens: Vec<String> = ago.first().into_iter().chain(ago.last()).map(when).collect();
+                whens.dedup();
+                let ended = outcomes(alike.iter().filter_map(|(_, _, last)| *last));
+                format!("{its} last is seq {}, {}, {ended} ({})", last.seq, last.call, whens.join(" to "))
+            },
+        );
+        say(&format!("  {} {has} not called it: {did}", show_ranks(&ranks)));
     }
     let starts =
         called.iter().flat_map(|(_, came)| came).map(|(rank, operation)| (job.time(views[rank].0, operation.start_ns), rank));
@@ -181,13 +245,22 @@ fn after(ns: i128) -> String {
     if ns == 0 { String::new() } else { format!(", begun {} after the first", show_seconds(ns as f64 * 1e-9)) }
 }
 
-fn outcome(operation: &Operation) -> String {
-    let took = operation.end_ns.map_or(0, |end| end.saturating_sub(operation.start_ns)) as f64 * 1e-9;
-    match operation.outcome {
-        Outcome::Ok => "done".to_owned(),
-        Outcome::Failed => format!("failed after {}", show_seconds(took)),
-        Outcome::UnderWay => "under way".to_owned(),
-    }
+/// Describes how operations ended: those together that ended in one way.
+fn outcomes<'a>(operations: impl Iterator<Item = &'a Operation>) -> String {
+    let took = |operation: &Operation| operation.end_ns.map_or(0, |end| end.saturating_sub(operation.start_ns));
+    let described =
+        grouped(operations.map(|operation| (operation.outcome, took(operation)))).into_iter().map(|(outcome, mut took)| {
+            took.sort_unstable();
+            let mut times: Vec<String> =
+                took.first().into_iter().chain(took.last()).map(|ns| show_seconds(*ns as f64 * 1e-9)).collect();
+            times.dedup();
+            match outcome {
+                Outcome::Ok => "done".to_owned(),
+                Outcome::Failed => format!("failed after {}", times.join(" to ")),
+                Outcome::UnderWay => "under way".to_owned(),
+            }
+        });
+    described.collect::<Vec<_>>().join(", ")
 }
 
 fn lateness(job: &Job) {
@@ -214,14 +287,8 @@ fn lateness(job: &Job) {
 fn paths_on_devices(job: &Job) {
     let mut lines = Vec::new();
     for views in job.communicators().into_values() {
-        let mut counted: Vec<(Devices, Vec<usize>)> = Vec::new();
-        for (at, communicator) in views.values().filter(|(_, communicator)| !communicator.devices.are_unused()) {
-            let rank = job.dumps[*at].rank;
-            match counted.iter_mut().find(|(devices, _)| *devices == communicator.devices) {
-                Some((_, ranks)) => ranks.push(rank),
-                None => counted.push((communicator.devices, vec![rank])),
-            }
-        }
+        let used = views.values().filter(|(_, communicator)| !communicator.devices.are_unused());
+        let counted = grouped(used.map(|(at, communicator)| (communicator.devices, job.dumps[*at].rank)));
         let name = views.values().next().expect("a rank has the communicator").1.name();
         lines.extend(counted.iter().map(|(devices, ranks)| format!("  {name}, {}: {devices}", show_ranks(ranks))));
     }

@@ -86,8 +86,148 @@ fn the_level_of_the_log_is_checked() {
     assert!(text(&output.stderr).contains("KOLO_LOG"), "{}", text(&output.stderr));
 }
 
+/// A folder that is removed when this is dropped.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new(test: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("kolo-program-test-{test}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn entries(&self) -> Vec<std::path::PathBuf> {
+        std::fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path()).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A file called `-` is standard output, and lines for people are not in it.
+#[test]
+fn figures_can_be_standard_output() {
+    let folder = Folder::new("output");
+    let quick = ["--sizes", "8", "--iters", "1", "--warmup", "0"];
+    let bench = [&["run", "-n", "2", "--", "bench", "all_reduce"], &quick[..]].concat();
+    let alone = [&["bench", "all_gather"], &quick[..]].concat();
+    let compare = vec!["compare", "barrier", "--rounds", "1", "--with", "roundtrip"];
+    for command in [bench, alone, compare] {
+        let run =
+            |more: &[&str]| program().args(&command).args(more).current_dir(&folder.0).stdin(Stdio::null()).output().unwrap();
+        let json = run(&["--json", "-"]);
+        let report: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+        assert!(report["rows"].is_array() && text(&json.stderr).contains("# "), "{command:?}: {}", text(&json.stderr));
+        let plot = run(&["--plot", "-"]);
+        assert!(plot.stdout.starts_with(b"<svg") && plot.stdout.ends_with(b"</svg>\n"), "{command:?}");
+        let both = run(&["--json", "-", "--plot", "-"]);
+        assert!(!both.status.success() && text(&both.stderr).contains("only one file"), "{}", text(&both.stderr));
+    }
+    assert!(folder.entries().is_empty(), "{:?}", folder.entries());
+}
+
+/// As `| head -1` does. The command is not asked for more, so it has succeeded.
+#[test]
+fn a_reader_that_goes_ends_a_command_quietly() {
+    use std::io::{BufRead, BufReader};
+    for arguments in [
+        &["run", "-n", "3", "--", "bench", "all_reduce", "--iters", "2"][..],
+        &["bench", "all_reduce", "--iters", "2"],
+        &["plan", "all_reduce", "--ranks", "64", "--hosts", "8"],
+        &["compare", "--rounds", "1000000", "--sizes", "8", "--with", "openmpi,gloo,mpich,deepspeed"],
+        &["soak", "--minutes", "100000", "--seed", "1"],
+    ] {
+        let mut command = program();
+        command.args(arguments).env("PATH", "/nowhere").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        drop(out);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), &*text(&output.stderr)), (Some(0), ""), "{arguments:?}: {line}");
+    }
+}
+
+/// On a terminal, each line fits its columns: the terminal would break words.
+#[cfg(unix)]
+#[test]
+fn lines_fit_a_terminal() {
+    let op = ["all_reduce", "--sizes", "8,64M", "--iters", "1", "--warmup", "0", "--redop", "product", "--check"];
+    let bench = [&["run", "-n", "3", "--", "bench"], &op[..], &["--transport", "tcp"]].concat();
+    for arguments in [
+        bench,
+        vec!["plan", "all_reduce", "--ranks", "64", "--hosts", "16", "--racks", "4"],
+        vec!["plan", "all_reduce", "--ranks", "64", "--hosts", "16", "--racks", "4", "--simulate"],
+        vec!["compare", "--rounds", "2", "--sizes", "8,1M", "--with", "openmpi,mpich,gloo,bounds"],
+        vec!["doctor"],
+    ] {
+        let mut command = program();
+        command.args(&arguments).env("PATH", "/nowhere");
+        let mut terminal = crate::top::Pty::start_in(command, (60, 80));
+        terminal.program.wait().unwrap();
+        let said = terminal.all();
+        let lines: Vec<&str> = said.lines().map(|line| line.rsplit('\r').next().unwrap()).collect();
+        assert!(lines.len() > 5, "{said}");
+        for line in lines.iter().filter(|line| !line.contains('\x1b')) {
+            assert!(line.chars().count() <= 80, "{arguments:?}: {line}");
+        }
+    }
+}
+
 mod compare {
     use super::*;
+
+    /// The report says what was measured until then, and no folder is left.
+    #[cfg(unix)]
+    #[test]
+    fn an_interrupt_ends_it_with_a_report() {
+        use std::os::unix::process::CommandExt;
+
+        let folder = Folder::new("interrupt");
+        let (temporary, json) = (folder.0.join("temporary"), folder.0.join("c.json"));
+        std::fs::create_dir(&temporary).unwrap();
+        let mut command = program();
+        command.args(["compare", "--rounds", "1000000", "--sizes", "8,1K", "--with", "copy", "--json"]).arg(&json);
+        // Ctrl-C reaches a whole group of processes.
+        command.env("TMPDIR", &temporary).process_group(0);
+        let mut terminal = crate::top::Pty::start_in(command, (30, 80));
+        terminal.wait_for(|screen| {
+            screen.contains("all_reduce: round ") && screen.contains(" of 1000000, ") && screen.contains(" left")
+        });
+        let group = rustix::process::Pid::from_raw(terminal.program.id() as i32).unwrap();
+        rustix::process::kill_process_group(group, rustix::process::Signal::INT).unwrap();
+        assert_eq!(terminal.program.wait().unwrap().code(), Some(130), "{}", terminal.all());
+        let said = terminal.all();
+        assert!(said.contains("middle half") && said.contains("kolo: stopped by SIGINT"), "{said}");
+        let report: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        let rows = report["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 2, "{report}");
+        for row in rows {
+            assert!((1..1_000_000).contains(&row["rounds"].as_u64().unwrap()), "{row}");
+            assert_eq!(row["contestants"].as_array().unwrap().len(), 2);
+        }
+        assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0);
+    }
+
+    /// A plot has the libraries, and the bounds on request: these stretch its axes.
+    #[test]
+    fn bounds_are_drawn_on_request() {
+        let plot = |more: &[&'static str]| {
+            said(&[&["compare", "--rounds", "1", "--sizes", "8", "--plot", "-", "--with"], more].concat())
+        };
+        for (more, drawn) in [
+            (&["kolo-tcp,bounds"][..], [true, false, false]),
+            (&["kolo-tcp,bounds", "--plot-bounds"], [true, true, true]),
+            (&["bounds,copy"], [false, true, false]),
+        ] {
+            let svg = plot(more);
+            assert_eq!(["kolo-tcp", "copy", "scale"].map(|name| svg.contains(name)), drawn, "{more:?}");
+        }
+    }
 
     /// What the program says of a library that is not installed.
     const ADVICE: &str = if cfg!(windows) { "other libraries are not compared on Windows" } else { "apt install" };
@@ -108,6 +248,8 @@ mod compare {
         for row in report["rows"].as_array().unwrap() {
             let kolo = &row["contestants"][0];
             assert_eq!((kolo["name"].as_str(), kolo["ratio"].as_f64()), (Some("kolo"), Some(1.0)));
+            let quartile = |name: &str| row["contestants"][1][name].as_f64().unwrap();
+            assert!(quartile("ratio_p25") <= quartile("ratio") && quartile("ratio") <= quartile("ratio_p75"), "{row}");
             assert!(kolo["p50_us"].as_f64().unwrap() > 0.0 && kolo["samples"].as_u64().unwrap() >= 4, "{kolo}");
         }
         assert!(std::fs::read_to_string(&plot).unwrap().starts_with("<svg"));
@@ -392,6 +534,24 @@ mod run {
         assert!(child.wait().unwrap().success());
     }
 
+    /// The ranks of the built-in command end together, after a size.
+    #[test]
+    fn a_bench_that_is_interrupted_writes_what_it_has_measured() {
+        let folder = Folder::new("bench");
+        let json = folder.0.join("a.json");
+        let sizes = ["8"; 10_000].join(",");
+        let arguments = ["run", "-n", "2", "--", "bench", "all_reduce", "--iters", "1", "--sizes", &sizes, "--json"];
+        let mut child = start(&[&arguments[..], &[json.to_str().unwrap()]].concat());
+        let mut rows = lines(child.stdout.take().unwrap()).filter(|line| !line.starts_with('#'));
+        assert_eq!(rows.by_ref().take(3).count(), 3);
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        let shown = 3 + rows.count();
+        assert_eq!(child.wait().unwrap().code(), Some(130));
+        let report: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        assert_eq!(report["rows"].as_array().unwrap().len(), shown);
+        assert!(shown < 10_000);
+    }
+
     #[test]
     fn a_launcher_that_is_told_to_stop_stops_its_ranks() {
         let (child, pids) = sleeping_ranks();
@@ -467,35 +627,16 @@ mod run {
         child.kill().unwrap();
         child.wait().unwrap();
         ends(&pid);
-        folder.becomes_empty();
+        becomes_empty(&folder);
     }
 
-    /// A folder for the temporary files of a job. It is removed when it is dropped.
+    /// Waits until the folder of a job has been removed.
     #[cfg(target_os = "linux")]
-    struct Folder(std::path::PathBuf);
-
-    #[cfg(target_os = "linux")]
-    impl Folder {
-        fn new(test: &str) -> Folder {
-            let path = std::env::temp_dir().join(format!("kolo-program-test-{test}-{}", std::process::id()));
-            std::fs::create_dir_all(&path).unwrap();
-            Folder(path)
-        }
-
-        /// Waits until the folder of the job has been removed.
-        fn becomes_empty(&self) {
-            let deadline = Instant::now() + Duration::from_secs(240);
-            while std::fs::read_dir(&self.0).unwrap().next().is_some() {
-                assert!(Instant::now() < deadline, "{}", self.0.display());
-                std::thread::yield_now();
-            }
-        }
-    }
-
-    #[cfg(target_os = "linux")]
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
+    fn becomes_empty(folder: &Folder) {
+        let deadline = Instant::now() + Duration::from_secs(240);
+        while !folder.entries().is_empty() {
+            assert!(Instant::now() < deadline, "{}", folder.0.display());
+            std::thread::yield_now();
         }
     }
 
@@ -511,7 +652,7 @@ mod run {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         assert!(!command.status().unwrap().success());
         ends(std::fs::read_to_string(started.0.join("pid")).unwrap().trim());
-        folder.becomes_empty();
+        becomes_empty(&folder);
     }
 
     /// A running command.
@@ -713,12 +854,14 @@ mod bench {
 
     /// The longest names of reductions, and the largest numbers.
     #[test]
-    fn the_table_fits_100_columns() {
+    fn the_table_fits_80_columns() {
         let table = run("3", &["all_reduce", "--sizes", "8,1M", "--redop", "product", "--check", "--transport", "tcp"]);
-        assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
+        assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
         assert!(!table.contains("out-of-place") && !table.contains("p99"), "{table}");
+        assert!(table.contains("all_reduce, product of f32: 3 ranks"), "{table}");
         let wide = run("2", &["all_reduce", "--sizes", "8", "--wide"]);
         assert!(wide.contains("out-of-place") && wide.contains(" in-place"), "{wide}");
+        assert!(["count", "type", "redop", "root", "p99"].iter().all(|title| wide.contains(&format!(" {title} "))), "{wide}");
     }
 
     #[test]

@@ -164,8 +164,8 @@ fn signal(pid: u64, signal: Signal) {
 }
 
 /// A program in a terminal of its own.
-struct Pty {
-    program: Child,
+pub(crate) struct Pty {
+    pub(crate) program: Child,
     screen: Arc<Mutex<vt100::Parser>>,
     written: Arc<Mutex<Vec<u8>>>,
     keyboard: File,
@@ -175,7 +175,12 @@ struct Pty {
 const SIZE: (u16, u16) = (30, 120);
 
 impl Pty {
-    fn start(mut command: Command) -> Pty {
+    fn start(command: Command) -> Pty {
+        Pty::start_in(command, SIZE)
+    }
+
+    /// Starts a program in a terminal of so many lines and columns.
+    pub(crate) fn start_in(mut command: Command, (lines, columns): (u16, u16)) -> Pty {
         use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
         let keyboard = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         // macOS cannot set this at once.
@@ -185,12 +190,12 @@ impl Pty {
         let path = ptsname(&keyboard, Vec::new()).unwrap();
         let terminal =
             rustix::fs::open(&path, rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY, rustix::fs::Mode::empty()).unwrap();
-        let size = rustix::termios::Winsize { ws_row: SIZE.0, ws_col: SIZE.1, ws_xpixel: 0, ws_ypixel: 0 };
+        let size = rustix::termios::Winsize { ws_row: lines, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         rustix::termios::tcsetwinsize(&terminal, size).unwrap();
         let end = || Stdio::from(terminal.try_clone().unwrap());
         let program = command.stdin(end()).stdout(end()).stderr(end()).env("TERM", "xterm-256color").spawn().unwrap();
         let keyboard = File::from(keyboard);
-        let screen = Arc::new(Mutex::new(vt100::Parser::new(SIZE.0, SIZE.1, 0)));
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(lines, columns, 0)));
         let written = Arc::new(Mutex::new(Vec::new()));
         let (mut from, to, all) = (keyboard.try_clone().unwrap(), screen.clone(), written.clone());
         // The thread ends with the test's process at the latest.
@@ -207,12 +212,27 @@ impl Pty {
         Pty { program, screen, written, keyboard, terminal }
     }
 
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         self.screen.lock().unwrap().screen().contents()
     }
 
+    /// Returns all that the program has written. It has ended.
+    pub(crate) fn all(&self) -> String {
+        // What it wrote is read after its end: until nothing more comes, with a mark that comes last.
+        rustix::io::write(&self.terminal, b"END OF OUTPUT").unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let all = String::from_utf8_lossy(&self.written.lock().unwrap()).into_owned();
+            if let Some((all, _)) = all.split_once("END OF OUTPUT") {
+                return all.to_owned();
+            }
+            assert!(Instant::now() < deadline, "{all}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Waits until the screen shows this, and returns what it shows then.
-    fn wait_for(&mut self, shown: impl Fn(&str) -> bool) -> String {
+    pub(crate) fn wait_for(&mut self, shown: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let text = self.text();
@@ -220,7 +240,7 @@ impl Pty {
                 return text;
             }
             assert!(Instant::now() < deadline, "the screen shows\n{text}");
-            assert!(self.program.try_wait().unwrap().is_none() || shown(&self.text()), "kolo top ended with\n{text}");
+            assert!(self.program.try_wait().unwrap().is_none() || shown(&self.text()), "the program ended with\n{text}");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
