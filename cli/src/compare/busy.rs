@@ -46,7 +46,7 @@ impl Busy {
         let (from, to) = (self.from.as_ref()?, Ticks::now()?);
         // The counters go on in steps of some milliseconds.
         let all = to.all.checked_sub(from.all).filter(|all| *all >= 20)?;
-        let others = (to.used - from.used).saturating_sub(to.own - from.own);
+        let others = to.used.saturating_sub(from.used).saturating_sub(to.own.saturating_sub(from.own));
         let processors = std::fs::read_to_string("/proc/stat").ok()?.lines().filter(|line| is_processor(line)).count();
         (self.began.elapsed().as_millis() >= 100).then(|| others as f64 / all as f64 * processors as f64)
     }

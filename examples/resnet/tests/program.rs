@@ -247,6 +247,24 @@ fn mistakes_are_named_and_nothing_hangs() {
 }
 
 #[test]
+fn a_batch_larger_than_the_data_is_told_once() {
+    let folder = Folder::new("larger");
+    let small = "--shapes --images 12 -a resnet20 --image-size 8 --epochs 1 --threads 1 --nproc 2 --seed 5";
+    let said = |more: &str, run: &str| {
+        let output = finish(resnet(&format!("{small} {more} --output {}", folder.join(run))));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        said
+    };
+    for (more, option) in [("-b 64", "--batch-size (-b)"), ("--global-batch 64", "--global-batch")] {
+        let said = said(more, option);
+        let warning = "a step takes 64 images, and there are 12: each epoch is one step of 12 images; give a smaller";
+        assert_eq!(said.matches(&format!("{warning} {option}")).count(), 1, "{said}");
+    }
+    assert!(!said("-b 12", "fits").contains("a step takes"));
+}
+
+#[test]
 fn tasks_of_a_launcher_start_no_ranks() {
     let mut command = resnet("--shapes --nproc 2");
     command.env("RANK", "0").env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "1");

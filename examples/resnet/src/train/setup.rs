@@ -90,6 +90,14 @@ impl<'a, E: Engine> Run<'a, E> {
         }
 
         let (global, outcomes) = (batch * comm.world_size(), model.engine().no_outcomes());
+        if comm.rank() == 0 && !args.evaluate && global > train.len() {
+            let images = train.len();
+            tracing::warn!(
+                "a step takes {global} images, and there are {images}: each epoch is one step of {images} images; give a smaller \
+                 {}",
+                if args.global_batch.is_some() { "--global-batch" } else { "--batch-size (-b)" }
+            );
+        }
         let start = Start {
             arch: args.arch.name(),
             engine: name,
