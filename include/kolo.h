@@ -510,7 +510,8 @@ typedef struct kolo_bucket_stats_t {
 // The ranks of the job did not admit this process, which was to join them.
 #define KOLO_ERR_NOT_ADMITTED 24
 
-// A rank had no memory for what all ranks were about to allocate. No rank keeps any of it.
+// A rank had no memory for what it was about to allocate. In a call of all ranks, all return this,
+// and none keeps any of it.
 #define KOLO_ERR_NO_MEMORY 25
 
 // No error: the operation has not ended yet.
@@ -1051,7 +1052,7 @@ kolo_result_t kolo_recv_any(void *recv,
 
 // Sends to one rank and receives from another, or from the same rank, at the same time. In place if
 // `send` and `recv` are the same and so are the counts: kolo then sends a copy. Buffers that overlap
-// otherwise are refused, and so are those of a call in a stream that overlap at all.
+// otherwise are refused, and so is host memory in place in a stream.
 kolo_result_t kolo_send_recv(const void *send,
                              size_t send_count,
                              int32_t to,
@@ -1270,8 +1271,8 @@ kolo_result_t kolo_group_start(void);
 // Ends a group: executes the calls that were held back, and returns when all are done. Sends and
 // receives progress side by side, so that none waits for an earlier one; so do the calls of
 // different communicators. Collectives of one communicator take effect in order. No buffer in which
-// one of the calls receives may overlap another call's, but for a send of the same memory in a group of
-// sends and receives of one communicator.
+// one of the calls receives may overlap another call's, except a send of the same memory: see
+// kolo_send_recv.
 //
 // If any call of this thread has failed since kolo_group_start, on any communicator, no call is
 // executed, and this returns KOLO_ERR_ARGUMENT. If several calls fail when they are executed, this

@@ -55,7 +55,8 @@ pub const KOLO_ERR_DEVICE: kolo_result_t = 22;
 pub const KOLO_ERR_NOT_GROWN: kolo_result_t = 23;
 /// The ranks of the job did not admit this process, which was to join them.
 pub const KOLO_ERR_NOT_ADMITTED: kolo_result_t = 24;
-/// A rank had no memory for what all ranks were about to allocate. No rank keeps any of it.
+/// A rank had no memory for what it was about to allocate. In a call of all ranks, all return this,
+/// and none keeps any of it.
 pub const KOLO_ERR_NO_MEMORY: kolo_result_t = 25;
 /// No error: the operation has not ended yet.
 pub const KOLO_IN_PROGRESS: kolo_result_t = 18;
@@ -198,7 +199,7 @@ pub(crate) fn words(result: kolo_result_t) -> &'static CStr {
         KOLO_ERR_DEVICE => c"a device or its driver failed",
         KOLO_ERR_INTERNAL => c"a defect of kolo",
         KOLO_ERR_FORKED => c"this process was forked from the one that made the communicator",
-        KOLO_ERR_NO_MEMORY => c"a rank has no memory for what all ranks were to allocate",
+        KOLO_ERR_NO_MEMORY => c"a rank has no memory for what it was to allocate",
         KOLO_ERR_NOT_GROWN => c"newcomers were not admitted; the communicator stays as it was",
         KOLO_ERR_NOT_ADMITTED => c"the ranks of the job did not admit this process",
         KOLO_ERR_EXCLUDED => c"the survivors of a failure continued without this rank",

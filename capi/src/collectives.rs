@@ -291,7 +291,7 @@ pub unsafe extern "C" fn kolo_recv_any(
 
 /// Sends to one rank and receives from another, or from the same rank, at the same time. In place if
 /// `send` and `recv` are the same and so are the counts: kolo then sends a copy. Buffers that overlap
-/// otherwise are refused, and so are those of a call in a stream that overlap at all.
+/// otherwise are refused, and so is host memory in place in a stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_send_recv(
     send: *const c_void,

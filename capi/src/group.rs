@@ -26,8 +26,8 @@ pub extern "C" fn kolo_group_start() -> kolo_result_t {
 /// Ends a group: executes the calls that were held back, and returns when all are done. Sends and
 /// receives progress side by side, so that none waits for an earlier one; so do the calls of
 /// different communicators. Collectives of one communicator take effect in order. No buffer in which
-/// one of the calls receives may overlap another call's, but for a send of the same memory in a group of
-/// sends and receives of one communicator.
+/// one of the calls receives may overlap another call's, except a send of the same memory: see
+/// kolo_send_recv.
 ///
 /// If any call of this thread has failed since kolo_group_start, on any communicator, no call is
 /// executed, and this returns KOLO_ERR_ARGUMENT. If several calls fail when they are executed, this

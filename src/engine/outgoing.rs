@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::frame::HEADER;
+use super::in_flight::InFlight;
 use crate::buffer::RawSlice;
 use crate::transport::ALIGN;
 use crate::types::Rank;
@@ -58,22 +59,21 @@ pub(super) struct Outbox {
     queues: Vec<VecDeque<Outgoing>>,
     /// The peers whose queue is not empty.
     peers: Vec<Rank>,
-    /// The jobs from `first` on that have not ended.
-    jobs: VecDeque<Unsent>,
-    first: u64,
+    /// The jobs that have not ended, by their numbers.
+    jobs: InFlight<Unsent>,
 }
 
 /// What is left to send of a job.
 #[derive(Clone, Copy)]
 struct Unsent {
     messages: u32,
-    /// The key of the job among those in progress; `None` once it has ended.
-    key: Option<usize>,
+    /// The key of the job among those in flight.
+    key: u64,
 }
 
 impl Outbox {
     pub(super) fn new(world: usize) -> Outbox {
-        Outbox { queues: (0..world).map(|_| VecDeque::new()).collect(), peers: Vec::new(), jobs: VecDeque::new(), first: 1 }
+        Outbox { queues: (0..world).map(|_| VecDeque::new()).collect(), peers: Vec::new(), jobs: InFlight::default() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -81,18 +81,17 @@ impl Outbox {
     }
 
     /// Begins a job, and returns its number.
-    pub(super) fn begin(&mut self, key: usize) -> u64 {
-        self.jobs.push_back(Unsent { messages: 0, key: Some(key) });
-        self.first + self.jobs.len() as u64 - 1
+    pub(super) fn begin(&mut self, key: u64) -> u64 {
+        self.jobs.push(Unsent { messages: 0, key })
     }
 
     fn job(&mut self, number: u64) -> &mut Unsent {
-        &mut self.jobs[(number - self.first) as usize]
+        self.jobs.get_mut(number).expect("the job has not ended")
     }
 
-    /// A job that was paused goes on under another key.
-    pub(super) fn resume(&mut self, number: u64, key: usize) {
-        self.job(number).key = Some(key);
+    /// Gives a job that was paused the key under which it goes on.
+    pub(super) fn resume(&mut self, number: u64, key: u64) {
+        self.job(number).key = key;
     }
 
     /// Whether a job has no message left to send.
@@ -100,18 +99,14 @@ impl Outbox {
         self.job(number).messages == 0
     }
 
-    /// The key of a job; `None` if it has ended.
-    pub(super) fn key_of(&self, number: u64) -> Option<usize> {
-        self.jobs.get(number.checked_sub(self.first)? as usize)?.key
+    /// Returns the key of a job; `None` if it has ended.
+    pub(super) fn key_of(&self, number: u64) -> Option<u64> {
+        Some(self.jobs.get(number)?.key)
     }
 
     /// Ends a job that has sent all.
     pub(super) fn end(&mut self, number: u64) {
-        self.job(number).key = None;
-        while self.jobs.front().is_some_and(|job| job.key.is_none()) {
-            self.jobs.pop_front();
-            self.first += 1;
-        }
+        self.jobs.remove(number);
     }
 
     pub(super) fn push(&mut self, out: Outgoing) {
@@ -123,7 +118,7 @@ impl Outbox {
         queue.push_back(out);
     }
 
-    /// The message to a peer that comes next.
+    /// Returns the next message to a peer.
     pub(super) fn front(&mut self, peer: Rank) -> Option<&mut Outgoing> {
         self.queues[peer].front_mut()
     }
@@ -139,12 +134,12 @@ impl Outbox {
         (job.messages == 0).then_some(out.job)
     }
 
-    /// The peers to which there are messages.
+    /// Returns the peers to which there are messages.
     pub(super) fn peers(&self) -> &[Rank] {
         &self.peers
     }
 
-    /// The next message to each peer.
+    /// Returns the next message to each peer.
     pub(super) fn fronts(&self) -> impl Iterator<Item = &Outgoing> {
         self.peers.iter().filter_map(|&peer| self.queues[peer].front())
     }
@@ -153,15 +148,14 @@ impl Outbox {
         self.peers.iter().flat_map(|&peer| &self.queues[peer])
     }
 
-    /// The message with a number, which goes to `peer`.
+    /// Returns the message with a number, which goes to `peer`.
     pub(super) fn find(&mut self, peer: Rank, message: u64) -> Option<&mut Outgoing> {
         self.queues[peer].iter_mut().find(|out| out.message == message)
     }
 
     /// Takes all messages, and forgets the jobs.
     pub(super) fn take(&mut self) -> Vec<Outgoing> {
-        self.first += self.jobs.len() as u64;
-        self.jobs.clear();
+        drop(self.jobs.take());
         let peers = std::mem::take(&mut self.peers);
         peers.into_iter().flat_map(|peer| std::mem::take(&mut self.queues[peer])).collect()
     }

@@ -186,8 +186,9 @@ impl Engine {
     }
 }
 
-/// The ranks that will send no message to a receive from any rank: `gone`, as their links say, and
-/// `missed`, as the failure detector has found. That one knows more: it asks other ranks, too.
+/// Returns the ranks that will send no message to a receive from any rank: `gone`, as their links say,
+/// and `missed`, as the failure detector has found. The detector's cause counts, because it also asks
+/// other ranks.
 pub(super) fn lost(gone: &[(Rank, Cause)], missed: Vec<(Rank, Cause)>) -> Vec<(Rank, Cause)> {
     let is_missed = |peer: Rank| missed.iter().any(|(rank, _)| *rank == peer);
     let mut lost: Vec<_> = gone.iter().filter(|(peer, _)| !is_missed(*peer)).cloned().collect();

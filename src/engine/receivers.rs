@@ -1,5 +1,4 @@
-//! Which of the sends and receives that run side by side may receive: the messages of a peer belong
-//! to the receives in their order.
+//! Gives the messages of a peer to its receives in the order of the calls.
 
 use std::collections::VecDeque;
 
@@ -9,11 +8,11 @@ use crate::types::Rank;
 #[derive(Default)]
 pub(super) struct Receivers {
     /// For each peer, those that wait for its message.
-    of_peer: Vec<VecDeque<usize>>,
+    of_peer: Vec<VecDeque<u64>>,
     /// The peers for which any wait.
     peers: Vec<Rank>,
     /// Those that wait for the message of any rank.
-    of_any: VecDeque<usize>,
+    of_any: VecDeque<u64>,
 }
 
 impl Receivers {
@@ -27,8 +26,8 @@ impl Receivers {
         of_any.clear();
     }
 
-    /// Adds the last of all receives.
-    pub(super) fn push(&mut self, from: Option<Rank>, key: usize) {
+    /// Adds a receive that begins after all others.
+    pub(super) fn push(&mut self, from: Option<Rank>, key: u64) {
         let Some(peer) = from else { return self.of_any.push_back(key) };
         if self.of_peer[peer].is_empty() {
             self.peers.push(peer);
@@ -36,19 +35,24 @@ impl Receivers {
         self.of_peer[peer].push_back(key);
     }
 
-    /// The peers for which receives wait.
+    /// Returns the peers for which receives wait.
     pub(super) fn peers(&self) -> &[Rank] {
         &self.peers
     }
 
-    /// The receive that gets the next message of a peer, unless one from any rank comes before it.
-    pub(super) fn next_of(&self, peer: Rank) -> Option<usize> {
-        let first = *self.of_peer[peer].front()?;
+    /// Returns the first receive from a peer.
+    pub(super) fn first_of(&self, peer: Rank) -> Option<u64> {
+        self.of_peer[peer].front().copied()
+    }
+
+    /// Returns the receive that gets the next message of a peer; `None` if one from any rank may.
+    pub(super) fn next_of(&self, peer: Rank) -> Option<u64> {
+        let first = self.first_of(peer)?;
         self.of_any.front().is_none_or(|&any| any > first).then_some(first)
     }
 
-    /// The receive from any rank that is looked after.
-    pub(super) fn next_of_any(&self) -> Option<usize> {
+    /// Returns the first receive from any rank.
+    pub(super) fn next_of_any(&self) -> Option<u64> {
         self.of_any.front().copied()
     }
 

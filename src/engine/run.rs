@@ -1,5 +1,7 @@
 //! Runs jobs: takes each step as far as links and memory allow.
 
+use std::time::Instant;
+
 use super::frame::{Frame, Kind};
 use super::in_flight::InFlight;
 use super::job::{Active, Job, Paused};
@@ -20,6 +22,18 @@ const BUSY_ROUNDS: u32 = 16;
 
 /// Steps of a job that the engine takes before it looks after the others.
 const MOST_STEPS: usize = 64;
+
+/// Why a job does not advance.
+enum Stop {
+    Failed(Error),
+    NotSent(NotSent),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        Stop::Failed(error)
+    }
+}
 
 impl Engine {
     /// Runs one job.
@@ -52,13 +66,14 @@ impl Engine {
     pub(crate) unsafe fn run_together<'a>(
         &mut self,
         mut next: impl FnMut() -> Option<(Job<'a>, Option<Paused>)>,
-        mut finished: impl FnMut(usize),
+        mut finished: impl FnMut(u64),
         is_wanted: impl Fn() -> bool,
     ) -> Result<Vec<Paused>> {
         let mut active: InFlight<Active<'a>> = InFlight::default();
-        let mut fresh: Vec<usize> = Vec::with_capacity(1);
+        let mut fresh: Vec<u64> = Vec::with_capacity(1);
         let mut waiting = Waiting::default();
         let mut rounds = 0u32;
+        self.soonest = None;
         let result = loop {
             while let Some((job, paused)) = next() {
                 fresh.push(self.add(&mut active, job, paused));
@@ -100,13 +115,19 @@ impl Engine {
         result
     }
 
-    fn add<'a>(&mut self, active: &mut InFlight<Active<'a>>, job: Job<'a>, paused: Option<Paused>) -> usize {
+    fn add<'a>(&mut self, active: &mut InFlight<Active<'a>>, job: Job<'a>, paused: Option<Paused>) -> u64 {
         let key = active.next_key();
         let job = match paused {
             Some(paused) => Active::resume(paused, job),
             None => Active::new(self.outbox.begin(key), job),
         };
         self.outbox.resume(job.number, key);
+        // The first of all is behind no other job.
+        if !active.is_empty()
+            && let Some(end) = Instant::now().checked_add(job.job.context.left())
+        {
+            self.soonest = Some(self.soonest.map_or(end, |soonest| soonest.min(end)));
+        }
         active.push(job)
     }
 
@@ -123,12 +144,12 @@ impl Engine {
     }
 
     /// Takes all jobs as far as they get without waiting. `fresh` are the keys of those that have not
-    /// begun. Returns whether anything moved. What this costs does not grow with the jobs that wait.
+    /// begun. Returns whether anything moved. Looks at no job that waits behind another one.
     fn progress(
         &mut self,
         active: &mut InFlight<Active<'_>>,
-        fresh: &mut Vec<usize>,
-        finished: &mut impl FnMut(usize),
+        fresh: &mut Vec<u64>,
+        finished: &mut impl FnMut(u64),
     ) -> Result<bool> {
         let mut moved = false;
         for key in fresh.drain(..) {
@@ -138,7 +159,9 @@ impl Engine {
                 self.receivers.push(None, key);
                 continue;
             }
-            moved |= self.advance(job, |_| false)?;
+            let advanced = self.advance(job, |_| false);
+            moved |= self.explained(active, advanced)?;
+            let Some(job) = active.get_mut(key) else { continue };
             match (job.exhausted, job.awaits_any()) {
                 (true, _) => moved |= self.finish(active, key, finished),
                 (false, true) => self.receivers.push(None, key),
@@ -150,8 +173,9 @@ impl Engine {
             for _ in 0..MOST_STEPS {
                 let Some(key) = self.receivers.next_of(peer) else { break };
                 let Some(job) = active.get_mut(key) else { break };
-                moved |= self.advance(job, |_| true)?;
-                if !job.exhausted {
+                let advanced = self.advance(job, |_| true);
+                moved |= self.explained(active, advanced)?;
+                if active.get(key).is_some_and(|job| !job.exhausted) {
                     break;
                 }
                 self.receivers.pop(peer);
@@ -162,19 +186,25 @@ impl Engine {
             && let Some(job) = active.get_mut(key)
         {
             let receivers = std::mem::take(&mut self.receivers);
-            let result = self.advance(job, |peer| receivers.may_send_to_any(peer));
+            let advanced = self.advance(job, |peer| receivers.may_send_to_any(peer));
             self.receivers = receivers;
-            moved |= result?;
+            moved |= self.explained(active, advanced)?;
+            let Some(job) = active.get(key) else { break };
             match (job.exhausted, job.sender) {
                 (true, _) => self.receivers.pop_any(),
-                (false, Some(sender)) => self.receivers.found(sender),
+                (false, Some(sender)) => {
+                    // The receives behind it may get messages of the others now.
+                    self.receivers.found(sender);
+                    moved = true;
+                }
                 (false, None) => break,
             }
             moved |= self.finish(active, key, finished);
         }
-        moved |= self.drain().map_err(|not_sent| self.explain(active, not_sent))?;
+        let drained = self.drain().map_err(Stop::NotSent);
+        moved |= self.explained(active, drained)?;
         while let Some(number) = self.drained.pop() {
-            // One that has ended meanwhile sent its last message at once.
+            // A job may have ended already: its last message was sent when it began.
             if let Some(key) = self.outbox.key_of(number) {
                 moved |= self.finish(active, key, finished);
             }
@@ -183,7 +213,7 @@ impl Engine {
     }
 
     /// Ends a job that has taken all steps and sent all messages. Returns whether it has ended.
-    fn finish(&mut self, active: &mut InFlight<Active<'_>>, key: usize, finished: &mut impl FnMut(usize)) -> bool {
+    fn finish(&mut self, active: &mut InFlight<Active<'_>>, key: u64, finished: &mut impl FnMut(u64)) -> bool {
         let Some(job) = active.get(key) else { return false };
         if !job.exhausted || !self.outbox.has_sent(job.number) {
             return false;
@@ -194,15 +224,21 @@ impl Engine {
         true
     }
 
-    /// Returns the error of the job whose message was not sent.
-    fn explain(&mut self, active: &InFlight<Active<'_>>, NotSent { job, peer, why }: NotSent) -> Error {
-        let job = self.outbox.key_of(job).and_then(|key| active.get(key)).expect("a job that sends is in progress");
-        no_link(&job.job.context, peer, why)
+    /// Makes a message that was not sent the error of its job, which may be another one than the job
+    /// that advanced.
+    fn explained(&self, active: &InFlight<Active<'_>>, advanced: Result<bool, Stop>) -> Result<bool> {
+        advanced.map_err(|stop| match stop {
+            Stop::Failed(error) => error,
+            Stop::NotSent(NotSent { job, peer, why }) => {
+                let job = self.outbox.key_of(job).and_then(|key| active.get(key)).expect("a job that sends is in flight");
+                no_link(&job.job.context, peer, why)
+            }
+        })
     }
 
     /// Takes one job as far as it gets without waiting. Returns whether anything moved. Receives
     /// the messages of a peer only if `is_next`.
-    fn advance(&mut self, active: &mut Active<'_>, is_next: impl Fn(Rank) -> bool) -> Result<bool> {
+    fn advance(&mut self, active: &mut Active<'_>, is_next: impl Fn(Rank) -> bool) -> Result<bool, Stop> {
         #[cfg(test)]
         (self.looks += 1);
         let mut moved = false;
@@ -222,7 +258,7 @@ impl Engine {
             let done = match step {
                 Step::Send { to, .. } => {
                     let to = active.job.rank_of(to);
-                    self.drain_to(to).map_err(|NotSent { peer, why, .. }| no_link(&active.job.context, peer, why))?;
+                    self.drain_to(to).map_err(Stop::NotSent)?;
                     true
                 }
                 Step::Copy { src, dst } => self.copy(&active.job, src, dst),
@@ -353,7 +389,7 @@ impl Engine {
 
 /// Jobs that a simulation advances step by step, in an order of its own.
 #[cfg(test)]
-pub(crate) struct Stepped<'a>(InFlight<Active<'a>>, Vec<usize>);
+pub(crate) struct Stepped<'a>(InFlight<Active<'a>>, Vec<u64>);
 
 #[cfg(test)]
 impl Engine {

@@ -34,7 +34,7 @@ pub(crate) struct Engine {
     pub(super) patience: Arc<Patience>,
     pub(super) outbox: Outbox,
     pub(super) receivers: Receivers,
-    /// Jobs that have sent their last message since their ends were looked for.
+    /// Jobs whose last message was sent, and that may have ended.
     pub(super) drained: Vec<u64>,
     /// The number of messages sent so far.
     pub(super) messages: u64,
@@ -49,8 +49,8 @@ pub(crate) struct Engine {
     pub(super) heard: Vec<bool>,
     /// For each peer that never sent a message, when its link was seen to be closed.
     pub(super) closed: Vec<Option<Instant>>,
-    /// When all deadlines were checked last.
-    pub(super) checked: Option<Instant>,
+    /// When the first deadline of a job behind others may pass. It may be that of a job that has ended.
+    pub(super) soonest: Option<Instant>,
     /// The links to sleep on; kept for its allocation.
     pub(super) waits: Vec<(Rank, bool, bool)>,
     /// How often it has looked at a job, or at a message to be sent.
@@ -77,7 +77,7 @@ impl Engine {
             received: vec![0; world],
             heard: vec![false; world],
             closed: vec![None; world],
-            checked: None,
+            soonest: None,
             waits: Vec::new(),
             #[cfg(test)]
             looks: 0,

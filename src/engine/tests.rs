@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mio::{Registry, Token};
 
@@ -410,4 +410,128 @@ fn looks(count: usize) -> u64 {
 fn what_messages_in_flight_cost_grows_with_their_number() {
     let [few, many] = [500, 5000].map(looks);
     assert!(many < 12 * few, "{few} looks at 500 messages in flight, {many} at 5,000");
+}
+
+fn info_of_three(timeout: Duration) -> CommInfo {
+    CommInfo { members: vec![Member { host: "here".into(), pid: 1 }; 3], ..info(0, timeout) }
+}
+
+/// Rank 0's engine of three, and what opens links for a rank.
+fn engine_of_three() -> (Engine, impl Fn(Rank) -> MemoryOpener) {
+    let hub = Arc::new(Hub::default());
+    let opener = move |rank| MemoryOpener { hub: hub.clone(), comm_id: 0, rank };
+    (Engine::new(Mesh::new(3, Box::new(opener(0))).unwrap(), 3, Arc::new(Patience::new(1))), opener)
+}
+
+/// Returns the job of rank 0 of three that receives 16 bytes from `peer`, or from any rank if it is
+/// given where to store the sender.
+fn receives_from<'a>(info: &'a CommInfo, peer: Rank, into: &mut [u8; 16], from: Option<&mut Rank>) -> Job<'a> {
+    let none = Blocks::Even(0);
+    let count = into.len();
+    let problem =
+        Problem { op: Op::Recv, rank: 0, world: 3, root: peer, count, sends: none, recvs: none, segment: 1, racks: Racks::ONE };
+    let source = from.map(|from| Source::Rank(from));
+    Job { steps: steps(Algorithm::Direct, problem), world: 3, ..receives(info, into, source) }
+}
+
+/// A sleeping engine is woken by what moves after it has tried a link. So it must not sleep when a
+/// receive may take a message that another one had to be offered first.
+#[test]
+fn a_sender_that_is_found_lets_the_receives_behind_it_look() {
+    let (mut engine, opener) = engine_of_three();
+    let (mut one, mut two) = (opener(1).link(0), opener(2).link(0));
+    let info = info_of_three(LATE);
+    let (mut any, mut named, mut from) = ([0; 16], [0; 16], usize::MAX);
+    let jobs = [receives_from(&info, 0, &mut any, Some(&mut from)), receives_from(&info, 2, &mut named, None)];
+    // SAFETY: the buffers live until the end.
+    let mut stepped = unsafe { engine.begin_stepped(jobs) };
+    while engine.step(&mut stepped).unwrap() == Some(true) {}
+    let header = Frame { kind: Kind::Data, len: 16, descriptor: descriptor(16).encode() }.encode();
+    // The header of rank 1, without its payload, and all of rank 2's message.
+    // SAFETY: all are borrowed for the calls.
+    unsafe {
+        assert_eq!(one.send(&[RawSlice::of(&header)]), Ok(HEADER));
+        assert_eq!(two.send(&[RawSlice::of(&header), RawSlice::of(&[2u8; 16])]), Ok(HEADER + 16));
+    }
+    while engine.step(&mut stepped).unwrap() == Some(true) {}
+    assert_eq!((from, named), (1, [2; 16]));
+}
+
+/// The failure detector asks only ranks of which a wait is noted.
+#[test]
+fn a_receive_behind_one_from_any_rank_is_seen_to_wait() {
+    let (mut engine, _opener) = engine_of_three();
+    let info = info_of_three(LATE);
+    let (mut any, mut named, mut from) = ([0; 16], [0; 16], usize::MAX);
+    let mut jobs = [receives_from(&info, 0, &mut any, Some(&mut from)), receives_from(&info, 2, &mut named, None)].into_iter();
+    let waits = || info.cancel.waits().iter().any(|wait| wait.peer == 2 && !wait.is_for_any);
+    // SAFETY: the buffers live until the end.
+    let paused = unsafe { engine.run_together(|| Some((jobs.next()?, None)), |_| {}, waits) };
+    assert_eq!(paused.unwrap().len(), 2);
+}
+
+/// The engine sleeps no longer than until the first deadline, however many jobs it is behind.
+#[test]
+fn a_deadline_behind_many_is_kept() {
+    let (mut engine, _peer) = engine_and_peer();
+    let (late, soon) = (info(0, LATE), info(0, SOON));
+    let mut buffers = [[0u8; 4]; 1001];
+    let jobs = buffers.iter_mut().enumerate().map(|(at, into)| receives(if at < 1000 { &late } else { &soon }, into, None));
+    // SAFETY: the buffers live until the end.
+    let _stepped = unsafe { engine.begin_stepped(jobs) };
+    assert!(engine.soonest.is_some_and(|soonest| soonest <= Instant::now() + SOON));
+
+    let mut jobs = buffers[999..].iter_mut().zip([&late, &soon]).map(|(into, info)| receives(info, into, None));
+    // SAFETY: as above.
+    let result = unsafe { engine.run_together(|| Some((jobs.next()?, None)), |_| {}, || false) };
+    assert!(matches!(result, Err(Error::Peer { rank: 1, cause: Cause::Silent { deadline: SOON }, .. })));
+}
+
+/// Rank 1 has sent its message and has left. Rank 2 keeps two receives waiting, of which the second has
+/// the first deadline.
+#[test]
+fn a_deadline_behind_a_receive_from_any_rank_names_the_rank_that_is_there() {
+    let (mut engine, opener) = engine_of_three();
+    let (mut one, _two) = (opener(1).link(0), opener(2).link(0));
+    let header = Frame { kind: Kind::Data, len: 16, descriptor: descriptor(16).encode() }.encode();
+    let goodbye = Frame { kind: Kind::Goodbye, len: 0, descriptor: Descriptor::nothing().encode() }.encode();
+    // SAFETY: all are borrowed for the call.
+    let sent = unsafe { one.send(&[RawSlice::of(&header), RawSlice::of(&[1u8; 16]), RawSlice::of(&goodbye)]) };
+    assert_eq!(sent, Ok(2 * HEADER + 16));
+    let (late, soon) = (info_of_three(LATE), info_of_three(SOON));
+    let (mut into, mut from) = ([[0; 16]; 3], [usize::MAX; 3]);
+    let mut jobs = into.iter_mut().zip(&mut from).zip([&late, &late, &soon]);
+    let mut next = || jobs.next().map(|((into, from), info)| receives_from(info, 0, into, Some(from)));
+    // SAFETY: the buffers live until the end.
+    unsafe { engine.run(next().unwrap()) }.unwrap();
+    // SAFETY: as above.
+    match unsafe { engine.run_together(|| Some((next()?, None)), |_| {}, || false) } {
+        Err(Error::Peer { rank, cause, .. }) => assert_eq!((rank, cause), (2, Cause::Silent { deadline: SOON })),
+        _ => panic!("the deadline has not passed"),
+    }
+}
+
+/// The peer ends while it takes the first of two messages. The second one notices.
+#[test]
+fn an_error_is_of_the_message_that_was_cut_off() {
+    let (mut engine, peer) = engine_and_peer();
+    let info = info(0, LATE);
+    let payload = vec![7u8; 4 << 20];
+    let (mut calls, mut peer) = (0, Some(peer));
+    let next = || {
+        calls += 1;
+        match calls {
+            1 => Some((sends(&info, 1, &payload), None)),
+            3 => {
+                peer.take();
+                Some((sends(&info, 2, &payload), None))
+            }
+            _ => None,
+        }
+    };
+    // SAFETY: the payload lives until the end.
+    match unsafe { engine.run_together(next, |_| {}, || false) } {
+        Err(Error::Peer { rank: 1, seq, cause, .. }) => assert_eq!(seq, 1, "{cause:?}"),
+        _ => panic!("the peer has ended"),
+    }
 }

@@ -13,9 +13,6 @@ use crate::types::Rank;
 /// The longest sleep. After it the engine checks deadlines and cancellation again.
 const NAP: Duration = Duration::from_millis(500);
 
-/// Of more jobs than these, not all are looked at before each sleep.
-const MANY: usize = 64;
-
 /// The links to sleep on: the peer, and whether to wake when the link can send and receive.
 type Waits = Vec<(Rank, bool, bool)>;
 
@@ -49,8 +46,11 @@ impl Engine {
             }
         }
         for &peer in self.receivers.peers() {
-            let Some(job) = self.receivers.next_of(peer).and_then(|key| active.get(key)) else { continue };
-            waits.push((peer, false, true));
+            let Some(job) = self.receivers.first_of(peer).and_then(|key| active.get(key)) else { continue };
+            // A receive from any rank may come before it. The failure detector asks the peer all the same.
+            if self.receivers.next_of(peer).is_some() {
+                waits.push((peer, false, true));
+            }
             nap = nap.min(job.job.context.patience_with(peer)?);
         }
         for out in self.outbox.fronts() {
@@ -64,13 +64,15 @@ impl Engine {
         Ok(nap.min(self.check_deadlines(active)?))
     }
 
-    /// Fails if a job behind others is past its deadline. Looks at all of them, so it does that from time
-    /// to time if there are many. Returns how long to sleep at most.
+    /// Fails if a job behind others is past its deadline. Looks at all of them when the first deadline may
+    /// have passed. Returns how long to sleep at most.
     fn check_deadlines(&mut self, active: &InFlight<Active<'_>>) -> Result<Duration> {
-        if active.len() == 1 || active.len() > MANY && self.checked.is_some_and(|at| at.elapsed() < NAP) {
-            return Ok(NAP);
+        let Some(soonest) = self.soonest else { return Ok(NAP) };
+        let now = Instant::now();
+        if soonest > now {
+            return Ok(NAP.min(soonest - now));
         }
-        self.checked = Some(Instant::now());
+        let gone = self.receivers.next_of_any().and_then(|key| active.get(key)).map_or(&[][..], |job| &job.gone);
         let mut nap = NAP;
         for job in active.iter() {
             let context = &job.job.context;
@@ -81,9 +83,10 @@ impl Engine {
             let stuck_to = || self.outbox.iter().find(|out| out.job == job.number).map(|out| out.to);
             match job.awaited().or_else(stuck_to) {
                 Some(peer) => _ = context.patience_with(peer)?,
-                None => _ = self.wait_for_any(job, &job.gone, &mut Waits::new())?,
+                None => _ = self.wait_for_any(job, gone, &mut Waits::new())?,
             }
         }
+        self.soonest = active.iter().filter_map(|job| now.checked_add(job.job.context.left())).min();
         Ok(nap)
     }
 

@@ -95,6 +95,6 @@ pub enum ArgumentError {
         count: usize,
     },
     /// Buffers overlap without being in place.
-    #[error("the buffers overlap, but are not in place")]
+    #[error("the buffers overlap, but are not in place; give the same memory for both, or memory that does not overlap")]
     Overlap,
 }

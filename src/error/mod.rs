@@ -124,9 +124,10 @@ told_by_debug! {
         /// All ranks name the same rank at fault: the one whose call differs from that of most ranks. If
         /// two calls were made by equally many ranks, the call of the lowest rank counts as right.
         ///
-        /// Inside a host no rank's memory is written before all ranks have compared their calls.
-        /// Between hosts a rank compares its call with that of each peer before it accepts a message;
-        /// the receive buffer may already hold messages of peers whose call matched. A rank that
+        /// Inside a host a rank writes at most its own block before all ranks have compared their calls,
+        /// but in `all_to_all_v`. There and between hosts it compares its call with that of each peer
+        /// before it accepts a message; the receive buffer may already hold messages of peers whose call
+        /// matched. A rank that
         /// has not made the call gets [`Error::Peer`] with [`Cause::Mismatch`]. A rank that only sends,
         /// like the root of a broadcast, may notice at a later call.
         #[error(
@@ -361,8 +362,8 @@ told_by_debug! {
             problem: String,
         },
 
-        /// A rank had no memory for what all ranks were about to allocate. All ranks return this, none
-        /// keeps any of it, and the communicator stays usable.
+        /// A rank had no memory for what it was about to allocate. In a call of all ranks, all return
+        /// this, and none keeps any of it. The communicator stays usable.
         #[error("{op}: rank {rank} ({host}) has no memory for {bytes} bytes; free some there, raise its limit, or ask for less")]
         NoMemory {
             /// The operation that was called.

@@ -77,7 +77,7 @@ impl CommState {
             ended.borrow_mut().push(false);
             Some(Message { call: calls[index].clone(), interrupted: None })
         };
-        let finished = |index: usize| ended.borrow_mut()[index] = true;
+        let finished = |key: u64| ended.borrow_mut()[key as usize] = true;
         let run = |core: &mut Core| {
             // SAFETY: passed on.
             unsafe { core.run_point_to_point(&self.info, next, finished, is_wanted) }
@@ -151,8 +151,7 @@ impl Core {
         }
     }
 
-    /// Has the next call in shared memory show whether the ranks of this host have made this one, which
-    /// does not use it.
+    /// Adds a call that does not use shared memory to those that the next one there compares.
     #[inline]
     fn count_in_window(&mut self, context: &OpContext<'_>) {
         if let Some(window) = &mut self.window {
@@ -173,8 +172,7 @@ impl Core {
                 (Algorithm::Window, _) => self.run_in_shared_memory(context, call),
                 (Algorithm::Hierarchical, Some(between)) => self.run_hierarchical(context, call, between),
                 (algorithm, _) => {
-                    // A message that no later call reads would not show that ranks of this host differ. The
-                    // next call in shared memory does.
+                    // No later call may read its messages, and notice that the ranks of this host differ.
                     self.count_in_window(context);
                     self.run_by_messages(context.clone(), call, algorithm)
                 }

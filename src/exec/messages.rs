@@ -198,7 +198,7 @@ impl Core {
         &mut self,
         info: &CommInfo,
         mut next: impl FnMut() -> Option<Message>,
-        mut finished: impl FnMut(usize),
+        mut finished: impl FnMut(u64),
         is_wanted: impl Fn() -> bool,
     ) -> Result<Vec<Interrupted>> {
         self.engine()?;
@@ -226,7 +226,7 @@ impl Core {
             in_flight.borrow_mut().push(Recorded { entry, bools: (dtype == DType::Bool && op == Op::Recv).then_some(recv) });
             Some((job(&call, context, rank, world), None))
         };
-        let ended = |key: usize| {
+        let ended = |key: u64| {
             in_flight.borrow_mut().remove(key).into_iter().for_each(|recorded| recorded.end(&recording.history, true));
             finished(key);
         };

@@ -4,7 +4,7 @@
 //! - [`submit`] checks it and chooses its thread: the caller's, or through the [`queue`] and its
 //!   [`tasks`] the one that the [`runner`] is on. [`exclusive`] keeps several operations together, on
 //!   their caller's thread (a [`handover`]).
-//! - [`together`] keeps the buffers apart of messages that run side by side.
+//! - [`together`] checks the buffers of messages that run side by side.
 //! - [`dispatch`] chooses its path: shared memory ([`crate::shm`]), [`messages`] (the
 //!   [`crate::engine`] executes a schedule), [`hierarchical`] (both), or [`device`]. [`compression`]
 //!   says which messages have elements of 16 bits.

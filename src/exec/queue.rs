@@ -129,7 +129,10 @@ impl Queue {
         if thread.is_none() {
             let runner = self.runner.clone();
             let started = std::thread::Builder::new().name("kolo-progress".to_owned()).spawn(move || runner.work());
-            *thread = Some(started.map_err(Error::os("starting the progress thread"))?);
+            *thread = Some(
+                started
+                    .map_err(Error::os("starting the progress thread; end other threads or processes, or raise their limit"))?,
+            );
             self.is_refused.store(false, Ordering::Relaxed);
         }
         Ok(())

@@ -179,7 +179,7 @@ impl Runner {
             }
             return Some(Message { call, interrupted });
         };
-        let finished = |key: usize| {
+        let finished = |key: u64| {
             let Some((task, staged)) = in_flight.borrow_mut().remove(key) else { return };
             let Some(staged) = staged else { return task.complete(Ok(())) };
             match staged.end(shared) {

@@ -1,4 +1,4 @@
-//! The buffers of sends and receives that run side by side.
+//! Checks the buffers of sends and receives that run side by side.
 
 use smallvec::SmallVec;
 
@@ -7,25 +7,31 @@ use crate::buffer::RawSlice;
 use crate::error::{ArgumentError, Error, Result};
 use crate::types::Op;
 
-/// Keeps what is sent apart from what is received: a send whose buffer is also that of a receive gets a
-/// copy, as with `MPI_Sendrecv_replace`. Returns the copies, which the calls use. Fails if a buffer
-/// overlaps another one's otherwise, or if the system has no memory.
+/// Gives a send whose buffer is also that of a receive a copy of it, as `MPI_Sendrecv_replace` does.
+/// Returns the copies, which the calls use. Fails if a buffer in which a call receives overlaps another
+/// one in part, or if the system has no memory.
 ///
-/// The engine relies on that: it receives without regard to what it has still to send.
+/// The engine receives without regard to what it has still to send, so what is sent has to be apart from
+/// what is received.
 pub(super) fn keep_apart(calls: &mut [Call]) -> Result<Vec<Vec<u8>>> {
     let mut copies = Vec::new();
     // The begin and the end of each buffer, and whether it receives.
     let mut ranges: SmallVec<[(usize, usize, bool); 4]> = SmallVec::new();
-    let receives: SmallVec<[(usize, usize); 2]> = calls.iter().filter(|call| call.op == Op::Recv).map(range_of).collect();
+    let mut receives: SmallVec<[(usize, usize); 2]> = calls.iter().filter(|call| call.op == Op::Recv).map(range_of).collect();
+    receives.sort_unstable();
     for call in calls {
         let range = range_of(call);
         let is_receive = call.op == Op::Recv;
-        // What a stream reads and writes, it does so in the order of the calls.
-        if !is_receive && call.lent.is_none() && range.0 < range.1 && receives.contains(&range) {
-            copies.push(copy_of(call.send)?);
-            call.send = copies.last().map_or(call.send, |copy| RawSlice::of(copy));
-        } else if range.0 < range.1 {
-            ranges.push((range.0, range.1, is_receive));
+        let is_in_place = !is_receive && range.0 < range.1 && receives.binary_search(&range).is_ok();
+        match &call.lent {
+            None if is_in_place => {
+                copies.push(copy_of(call.send)?);
+                call.send = copies.last().map_or(call.send, |copy| RawSlice::of(copy));
+            }
+            // A stream copies device memory that is sent to the host before it writes what comes.
+            Some(lent) if is_in_place && lent.on_device[0] => {}
+            _ if range.0 < range.1 => ranges.push((range.0, range.1, is_receive)),
+            _ => {}
         }
     }
     ranges.sort_unstable();

@@ -49,7 +49,7 @@ pub(crate) enum Failure {
     },
 }
 
-/// How well a cause explains the others: the least explains most. A rank that was killed goes before
+/// Returns the place of a cause in the order of what explains what. A rank that was killed comes before
 /// one that left in good order, and that one before one that only keeps others waiting.
 fn class(cause: &Cause) -> u8 {
     match cause {
@@ -68,7 +68,7 @@ fn class(cause: &Cause) -> u8 {
     }
 }
 
-/// Of ranks that are lost, the one to name.
+/// Returns the rank to name of those that are lost.
 pub(crate) fn culprit_of<'a>(lost: impl IntoIterator<Item = &'a (Rank, Cause)>) -> Option<&'a (Rank, Cause)> {
     lost.into_iter().min_by_key(|(rank, cause)| (class(cause), *rank))
 }

@@ -6,10 +6,10 @@ use kolo::{Communicator, Error, FlagLayout, ReduceOp, Result, Transport};
 /// Elements on both sides of a buffer, which belong to no call.
 const BESIDE: usize = 32;
 
-/// A call of `count` elements, or so many in each block.
+/// A call of `count` elements, or of blocks of `count` elements.
 type CallOf = fn(&Communicator, &[i32], &mut [i32], usize) -> Result<()>;
 
-/// Every operation, and every one of what two calls of it can differ in.
+/// Every operation, and some of them with another type, reduction, count or root.
 const CALLS: [(&str, CallOf); 20] = [
     ("all_reduce", |comm, _, out, count| comm.all_reduce(&mut out[..count], ReduceOp::Sum)),
     ("all_reduce max", |comm, _, out, count| comm.all_reduce(&mut out[..count], ReduceOp::Max)),

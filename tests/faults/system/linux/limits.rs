@@ -40,7 +40,7 @@ pub(crate) fn no_thread() -> Outcome {
         let mut job = Job::start("no thread", 3, 600_000, |_, command| _ = command.env("KOLO_TEST_LACKS", call));
         let Failure { kind, culprit, text, .. } = job.failure(1);
         assert_eq!((kind.as_str(), culprit), ("Os", None), "{call}: {text}");
-        assert!(text.starts_with("starting the progress thread: "), "{call}: {text}");
+        assert!(text.starts_with("starting the progress thread; "), "{call}: {text}");
         job.lives_on(1);
         job.all_name(&[0, 2], 1, &["Failed"], now());
     }
