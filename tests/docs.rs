@@ -398,7 +398,7 @@ fn the_table_of_faults_names_tests_that_exist() {
 
 #[test]
 fn the_failures_of_others_on_windows_have_tests() {
-    let named = shown_by("docs/windows.md", |line| line.starts_with("| \""));
+    let named = shown_by("docs/platforms.md", |line| line.starts_with("| \""));
     assert!(named.len() > 10, "only {named:?} were found: the test looks in the wrong place");
 }
 
