@@ -210,7 +210,7 @@ fn count(ranks: usize, groups: Option<Groups>, words: usize) -> (usize, usize) {
     counts[0]
 }
 
-/// The table of docs/performance.md: ranks; for a flat layout, a barrier in groups and an
+/// Transfers of cache lines in a phase: ranks; for a flat layout, a barrier in groups and an
 /// all-reduce of 8 bytes in groups: the groups, all transfers, and those on the critical path.
 #[test]
 #[cfg_attr(miri, ignore = "one thread, and takes hours")]

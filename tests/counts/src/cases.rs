@@ -68,7 +68,7 @@ pub(crate) enum Memory {
     Cma,
 }
 
-/// The forms of docs/performance.md.
+/// The forms of docs/architecture.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     Inline,
@@ -83,7 +83,7 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// How its row in docs/performance.md begins, and what that says of the bytes.
+    /// How its row in docs/architecture.md begins, and what that says of the bytes.
     pub(crate) fn row(self) -> Option<(&'static str, &'static str)> {
         Some(match self {
             Form::Inline => ("in the flag line", "the line"),

@@ -132,7 +132,7 @@ fn count_all(folder: &Path, filter: Option<&str>) -> Result<Results> {
     }
     let table = Table::read();
     results.failures.extend(table.without_case(&cases::all()));
-    results.failures.extend(table.wrong_in_docs()?);
+    results.failures.extend(table::wrong_in_docs()?);
     Ok(results)
 }
 
@@ -200,7 +200,7 @@ impl Results {
     }
 }
 
-/// What differs from docs/performance.md.
+/// What differs from docs/architecture.md.
 fn wrong_bytes(case: &Case, counts: &Counts, rough: &Rough) -> Option<String> {
     let moved = (counts.loaded + counts.stored) as usize;
     let (least, most) = case.form.bytes(case.ranks, case.bytes);

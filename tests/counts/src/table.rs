@@ -1,4 +1,4 @@
-//! The table of the expected counts, and what docs/performance.md says of them.
+//! The table of the expected counts, and what docs/architecture.md says of the forms.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -43,8 +43,8 @@ pub(crate) fn path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("table.md")
 }
 
-fn performance() -> PathBuf {
-    root().join("docs/performance.md")
+fn architecture() -> PathBuf {
+    root().join("docs/architecture.md")
 }
 
 /// The cells of a row.
@@ -133,7 +133,7 @@ impl Table {
         }
     }
 
-    /// Writes the table, in the order of the cases, and the rows of docs/performance.md.
+    /// Writes the table, in the order of the cases.
     pub(crate) fn write(&self, cases: &[Case]) -> Result<()> {
         let header = COLUMNS.map(str::to_owned);
         let mut text = format!("{INTRODUCTION}\n{}\n|{}\n", line(&header), "---|".repeat(COLUMNS.len()));
@@ -141,47 +141,28 @@ impl Table {
             text += &line(row);
             text.push('\n');
         }
-        fs::write(path(), text)?;
-        let page = fs::read_to_string(performance())?;
-        let renewed = page.lines().map(|old| self.row_like(old).map_or(old.to_owned(), |row| line(row)) + "\n");
-        fs::write(performance(), renewed.collect::<String>())
+        fs::write(path(), text)
     }
+}
 
-    /// The row with the same key as a line.
-    fn row_like(&self, line: &str) -> Option<&Vec<String>> {
-        let cells = cells(line)?;
-        (cells.len() == COLUMNS.len()).then(|| self.rows.get(&cells[..KEYS].join(" | ")))?
-    }
-
-    /// What docs/performance.md says otherwise than the table, or than the forms here.
-    pub(crate) fn wrong_in_docs(&self) -> Result<Vec<String>> {
-        let page = fs::read_to_string(performance())?;
-        let mut wrong = Vec::new();
-        let rows = page.lines().filter(|line| cells(line).is_some_and(|cells| cells.len() == COLUMNS.len()));
-        let rows: Vec<_> = rows.skip_while(|row| cells(row).is_some_and(|cells| cells[0] == COLUMNS[0])).collect();
-        if rows.is_empty() {
-            wrong.push("docs/performance.md has no counts".to_owned());
+/// What docs/architecture.md says otherwise than the forms here.
+pub(crate) fn wrong_in_docs() -> Result<Vec<String>> {
+    let page = fs::read_to_string(architecture())?;
+    let mut wrong = Vec::new();
+    for (name, bytes) in FORMS.into_iter().filter_map(|form| form.row()) {
+        let row = page.lines().filter_map(cells).find(|cells| cells[0] == name);
+        if row.as_ref().and_then(|row| row.get(2)).is_none_or(|cell| cell != bytes) {
+            wrong.push(format!("docs/architecture.md does not say that the form `{name}` moves {bytes}"));
         }
-        wrong.extend(rows.into_iter().filter_map(|row| match self.row_like(row) {
-            Some(known) if line(known) == row => None,
-            Some(known) => Some(format!("docs/performance.md says\n    {row}\nand the table\n    {}", line(known))),
-            None => Some(format!("docs/performance.md has a row that the table does not have:\n    {row}")),
-        }));
-        for (name, bytes) in FORMS.into_iter().filter_map(|form| form.row()) {
-            let row = page.lines().filter_map(cells).find(|cells| cells[0] == name);
-            if row.as_ref().and_then(|row| row.get(2)).is_none_or(|cell| cell != bytes) {
-                wrong.push(format!("docs/performance.md does not say that the form `{name}` moves {bytes}"));
-            }
-        }
-        Ok(wrong)
     }
+    Ok(wrong)
 }
 
 const INTRODUCTION: &str = "\
 # What an operation costs, in counts
 
 `.ci/run counts` counts this, and fails if a figure is another one. `KOLO_WRITE_COUNTS=1 .ci/run
-counts` writes the figures anew, here and in docs/performance.md.
+counts` writes the figures anew.
 
 Each row is one operation in the steady state, in which the rank waits for no peer. \"locked\" are
 locked instructions and full fences, \"clock\" are readings of the clock. Lines are cache lines of
