@@ -323,7 +323,7 @@ pub struct Cost {
 }
 
 /// Returns what `ranks` on one host cost with `communicators` of all of them, the first one
-/// included. `docs/costs.md` has a table.
+/// included. `docs/scale.md` has a table.
 pub fn cost(ranks: usize, communicators: usize) -> Cost {
     let (ranks, communicators) = (ranks as u64, communicators as u64);
     let of_areas = ranks * communicators * AREA as u64;

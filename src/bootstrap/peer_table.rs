@@ -283,7 +283,7 @@ mod tests {
         }
     }
 
-    /// docs/scale.md says how many.
+    /// How many ranks a store can serve (docs/scale.md) follows from these bytes.
     #[test]
     fn a_large_table_takes_few_bytes_for_each_rank() {
         let random = |seed: usize| crate::types::mix(7, seed as u64);
