@@ -1,4 +1,4 @@
-"""The report of gpu-check.sh: REPORT.json has everything, REPORT.md is for readers, REPORT.log has each command."""
+"""The report of gpu-check.sh: REPORT.md is for readers, REPORT.json for programs, REPORT.log has each command and its output."""
 
 import datetime
 import json
@@ -9,8 +9,8 @@ from pathlib import Path
 PASSED, FAILED, NOT_RUN, UNFINISHED, MET, NOT_MET = "passed", "FAILED", "NOT RUN", "UNFINISHED", "met", "NOT MET"
 SIZES = [8, 64 << 10, 1 << 20, 64 << 20, 256 << 20]
 LARGE = 256 << 20
-# The end of an output that the report repeats, in characters and in lines. The log has all of it.
-OUTPUT, LINES = 6000, 60
+# The end of an output in which a reason is looked for, and the longest reason in REPORT.md, in characters.
+OUTPUT, REASON = 6000, 160
 
 
 class Report:
@@ -53,7 +53,7 @@ class Report:
         self.content["was_run"] = any(entry["status"] != NOT_RUN for entry in self.parts)
         self.content["seconds"] = round(sum(entry["seconds"] for entry in self.parts))
         self.content["goals"] = list(goals(self.figures))
-        for ending, text in (("json", json.dumps(self.content, indent=2) + "\n"), ("md", self.table())):
+        for ending, text in (("json", json.dumps(without_output(self.content), indent=2) + "\n"), ("md", self.table())):
             for folder, name in self.folders.items():
                 text = text.replace(folder, name)
             # A check that is ended while it writes leaves the report that was there.
@@ -69,11 +69,18 @@ class Report:
             lines += [f"**NOTHING WAS RUN: {self.parts[0]['why']}.**", ""]
         rows = [[goal["what"], goal["goal"], goal["figure"] or "", goal["status"]] for goal in self.content["goals"]]
         lines += table([["goal", "wanted", "figure", ""], *rows])
-        rows = [[part["name"], part["status"], part["seconds"], part["why"]] for part in self.parts]
-        lines += ["", *table([["part", "", "seconds", "why"], *rows])]
         lines += self.medians()
-        lines += self.failures()
-        return "\n".join([*lines, "", f"{Path(self.out).name}.log has all commands with their output and stacks."]) + "\n"
+        passed = "; ".join(part["name"] for part in self.parts if part["status"] == PASSED)
+        if passed:
+            lines += ["", *textwrap.wrap(f"Passed: {passed}.", 100, break_on_hyphens=False)]
+        rows = [
+            [part["name"], part["status"], part["seconds"], textwrap.shorten(part["why"], REASON, placeholder=" ...")]
+            for part in self.parts
+            if part["status"] != PASSED
+        ]
+        if rows:
+            lines += ["", *table([["part", "", "seconds", "why"], *rows])]
+        return "\n".join(lines) + "\n"
 
     def medians(self):
         medians = {}
@@ -88,17 +95,14 @@ class Report:
         head = ["", *map(size_name, SIZES)]
         return ["", "all_reduce in place, f32, medians in microseconds:", "", *table([head, *rows])]
 
-    def failures(self):
-        lines = []
-        for part in self.parts:
-            failed = [test for test in part["tests"] if test["status"] == FAILED]
-            if part["status"] == FAILED and not failed:
-                failed = [{"name": part["name"], "why": part["why"], "output": part["output"]}]
-            for test in failed:
-                end = test["output"].strip().splitlines()[-LINES:]
-                why = textwrap.wrap(prose(test["why"]), 100, break_long_words=False, break_on_hyphens=False)
-                lines += ["", f"## FAILED: {part['name']}: {test['name']}", "", *why, "", "```", *end, "```"]
-        return lines
+
+def without_output(content):
+    """Returns the content without what commands printed, which is in the log."""
+    if isinstance(content, dict):
+        return {key: without_output(of) for key, of in content.items() if key != "output"}
+    if isinstance(content, list):
+        return [without_output(of) for of in content]
+    return content
 
 
 # ---- The goals ----
