@@ -464,5 +464,40 @@ Thread 1 (Thread 0x7f03 (LWP 7) "unit-tests"):
         self.assertIn("bin/kolo doctor ", self.log)
 
 
+class Page(unittest.TestCase):
+    """docs/gpu/README.md has the figures of the reports beside it."""
+
+    ROWS = {
+        "PyTorch, Gloo, 2 ranks": "gloo under PyTorch, 2 ranks",
+        "PyTorch, kolo, 2 ranks": "kolo under PyTorch, 2 ranks",
+        "`alloc_device`, 2 ranks": "kolo registered, 2 ranks",
+        "memory that others cannot open, 2 ranks": "kolo, 2 ranks",
+        "staged, 2 ranks": "kolo staged, 2 ranks",
+        "`alloc_device`, 4 ranks": "kolo registered, 4 ranks",
+    }
+
+    def test_figures_and_goals(self):
+        folder = Path(__file__).parent.parent / "docs" / "gpu"
+        rows = [line.strip("| ").split(" | ") for line in (folder / "README.md").read_text().splitlines() if line.startswith("| ")]
+        reports = sorted(folder.glob("*.json"))
+        self.assertTrue(reports)
+        for column, path in enumerate(reports):
+            device = path.name.split("-")[0].upper()
+            report = json.loads(path.read_text())
+            medians = {}
+            for key, figure in report["figures"].items():
+                if isinstance(figure, dict):
+                    of = {size: row["p50_us"] for size, row in figure["in_place"].items()} if "in_place" in figure else figure
+                    medians[key] = [str(round(of[str(size)])) for size in gpu_report.SIZES if str(size) in of]
+            found = {row[1]: row[2:] for row in rows if row[0] == device}
+            self.assertEqual(found, {name: medians[key] for name, key in self.ROWS.items()})
+            heading = next(at for at, row in enumerate(rows) if row[0] == "goal")
+            for row, goal in zip(rows[heading + 1 :], report["goals"]):
+                said = row[2 + column]
+                self.assertEqual("not met" in said, goal["status"] == "NOT MET", row)
+                self.assertEqual(said == "not run", goal["status"] == "NOT RUN", row)
+                self.assertIn(said.removeprefix("not met: "), goal["figure"] or "not run", row)
+
+
 if __name__ == "__main__":
     unittest.main()
