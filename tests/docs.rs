@@ -265,7 +265,7 @@ fn the_book_has_every_page() {
 fn the_walk_of_an_all_reduce_names_functions_that_exist() {
     let page = Path::new("docs/architecture.md");
     let (checked, wrong) = missing_functions(page, &text(page));
-    assert!(checked > 10, "only {checked} functions were found: the test looks in the wrong place");
+    assert!(checked > 9, "only {checked} functions were found: the test looks in the wrong place");
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
