@@ -824,6 +824,47 @@ mod tests {
     }
 
     #[test]
+    fn the_documentation_has_the_defaults_and_all_values() {
+        let page = include_str!("../docs/settings.md");
+        let row = |name: &str| page.lines().find(|line| line.starts_with(&format!("| `{name}`"))).unwrap();
+        let unset = format!("{:?}", settings(&[]).unwrap());
+        let mut checked = 0;
+        for line in page.lines().filter(|line| line.starts_with("| `KOLO_")) {
+            let cells: Vec<&str> = line.split(" | ").collect();
+            let [name, default] = [cells[0].trim_start_matches("| "), cells[2]].map(|cell| cell.trim_matches('`'));
+            if cells[2].starts_with('`') && cells[2].ends_with('`') {
+                let read = format!("{:?}", settings(&[(name, default)]).unwrap());
+                assert_eq!(read, unset, "docs/settings.md says that the default of {name} is {default}");
+                checked += 1;
+            }
+        }
+        assert!(checked > 10, "only {checked} defaults were found: the test looks in the wrong place");
+        macro_rules! names {
+            ($kind:ty) => {
+                <$kind>::ALL.iter().map(|value| value.name()).collect::<Vec<_>>()
+            };
+        }
+        for (name, values) in [
+            ("KOLO_ALGORITHM", names!(Algorithm)),
+            ("KOLO_TRANSPORT", names!(Transport)),
+            ("KOLO_COPY_MODE", names!(CopyMode)),
+            ("KOLO_FLAG_LAYOUT", names!(FlagLayout)),
+            ("KOLO_DEVICE_PATH", names!(DevicePath)),
+            ("KOLO_DEVICE_WAITS", names!(DeviceWaits)),
+            ("KOLO_WIRE_DTYPE", names!(WireDType)),
+        ] {
+            for value in values {
+                assert!(row(name).contains(&format!("`{value}`")), "docs/settings.md does not name {value} for {name}");
+            }
+        }
+        let network = CostModel::default().network;
+        let latency = format!("{:.0} us", network.latency * 1e6);
+        assert!(row("KOLO_NETWORK_LATENCY").contains(&latency), "{latency}");
+        let bandwidth = format!("{}", 1e-9 / network.per_byte);
+        assert!(row("KOLO_NETWORK_BANDWIDTH").contains(&bandwidth), "{bandwidth}");
+    }
+
+    #[test]
     fn wrong_values_are_named_with_what_they_may_be() {
         for (name, value, hint) in [
             ("KOLO_ALGORITHM", "rings", "halving-doubling"),
