@@ -290,12 +290,19 @@ fn the_drawing_has_every_module() {
 
 /// The files with an extension below a folder.
 fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    files_where(folder, &|path| path.extension().is_some_and(|its| its == extension))
+}
+
+fn files_where(folder: &Path, is_wanted: &dyn Fn(&Path) -> bool) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            found.extend(files(&path, extension));
-        } else if path.extension().is_some_and(|its| its == extension) {
+            // What cargo builds below a package is no source.
+            if !path.ends_with("target") {
+                found.extend(files_where(&path, is_wanted));
+            }
+        } else if is_wanted(&path) {
             found.push(path);
         }
     }
@@ -441,6 +448,151 @@ fn the_checklists_name_files_and_items_that_exist() {
     assert!(checked > 80, "only {checked} items were found: the test looks in the wrong place");
 }
 
+/// Files whose text has the names that pages use: sources of every language, and stages.
+fn all_sources() -> String {
+    let folders = ["src", "burn", "capi", "cli", "examples", "include", "scripts", "tests", "torch", "cuda-kernels", ".ci"];
+    let mut text = String::new();
+    for folder in folders {
+        for file in files_where(&root().join(folder), &|path| {
+            let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+            path.parent().is_some_and(|parent| parent.ends_with("stages"))
+                || ["rs", "py", "cpp", "h", "c", "sh", "toml"].contains(&ending)
+        }) {
+            // A name that only this test has is none.
+            if !file.ends_with("tests/docs.rs") {
+                text += &fs::read_to_string(&file).unwrap_or_default();
+            }
+        }
+    }
+    text
+}
+
+/// The names of kolo in a piece of code on a page, each with the text by which sources define it.
+fn names_of_kolo(code: &str) -> Vec<(String, String)> {
+    let is_of_name = |letter: char| letter.is_alphanumeric() || letter == '_' || letter == ':';
+    let mut found = Vec::new();
+    for name in code.split(|letter| !is_of_name(letter)).map(|name| name.trim_matches(':')) {
+        let is_prefixed = ["KOLO_", "kolo_"].iter().any(|prefix| name.starts_with(prefix) && name.len() > prefix.len());
+        if is_prefixed && !name.contains(':') && !name.ends_with('_') {
+            found.push((name.to_owned(), name.to_owned()));
+        } else if let Some((kind, item)) = name.rsplit_once("::") {
+            let is_type = kind.rsplit("::").next().unwrap().starts_with(char::is_uppercase);
+            let is_function = item.starts_with(char::is_lowercase);
+            // Functions are methods of a type, the others its variants or constants.
+            match is_type {
+                true if is_function => found.push((name.to_owned(), format!("fn {item}"))),
+                true => found.push((name.to_owned(), item.to_owned())),
+                false => {}
+            }
+        }
+    }
+    found
+}
+
+/// The features that a page names: "the feature `tls`", `--features cuda,tls` and `FEATURES=tls`.
+fn features_of(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (before, separators) in [("feature `", "`"), ("--features ", " `\n):;"), ("FEATURES=", " `\n")] {
+        for (at, _) in text.match_indices(before) {
+            let list = text[at + before.len()..].split(|letter| separators.contains(letter)).next().unwrap();
+            found.extend(list.split(',').filter(|name| !name.is_empty()).map(str::to_owned));
+        }
+    }
+    found
+}
+
+#[test]
+fn names_of_kolo_on_pages_exist() {
+    let sources = all_sources();
+    let mut checked = 0;
+    let mut wrong = Vec::new();
+    // burn's README names items of burn.
+    for page in pages().into_iter().filter(|page| !page.starts_with("burn")) {
+        let text = text(&page);
+        let [_, code] = pieces(&text);
+        for (line, piece) in code {
+            for (name, defined) in names_of_kolo(&piece) {
+                checked += 1;
+                let is_there = match defined.strip_prefix("fn ") {
+                    Some(_) => ["(", "<"].iter().any(|after| sources.contains(&format!("{defined}{after}"))),
+                    None => sources.contains(&defined),
+                };
+                if !is_there {
+                    wrong.push(format!("{}:{line}: no source has {name}", page.display()));
+                }
+            }
+        }
+    }
+    assert!(checked > 200, "only {checked} names were found: the test looks in the wrong place");
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn features_and_versions_on_pages_are_those_of_the_packages() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    let manifests =
+        ["Cargo.toml", "capi/Cargo.toml", "cli/Cargo.toml", "burn/Cargo.toml", "examples/resnet/Cargo.toml"].map(read);
+    let has_feature = |name: &str| manifests.iter().any(|manifest| manifest.contains(&format!("\n{name} = [")));
+    let minimums: BTreeSet<&str> = manifests
+        .iter()
+        .flat_map(|manifest| manifest.split("\nrust-version = \"").skip(1))
+        .map(|rest| rest.split('"').next().unwrap())
+        .collect();
+    let ours = manifests[0].split("\nrust-version = \"").nth(1).unwrap().split('"').next().unwrap();
+    let stage = read(".ci/stages/pytorch-frameworks");
+    let mut checked = 0;
+    for page in pages() {
+        let text = text(&page);
+        for name in features_of(&text) {
+            checked += 1;
+            assert!(has_feature(&name), "{}: no package has the feature {name}", page.display());
+        }
+        // "Rust 1.89", in prose.
+        for rest in text.split("Rust 1.").skip(1) {
+            let version = format!("1.{}", rest.split(|letter: char| !letter.is_ascii_digit()).next().unwrap());
+            assert!(minimums.contains(&*version), "{}: no package needs Rust {version}", page.display());
+        }
+    }
+    assert!(checked > 10, "only {checked} features were found: the test looks in the wrong place");
+    for page in ["README.md", "docs/getting-started.md"] {
+        assert!(read(page).contains(&format!("Rust {ours} or newer")), "{page} names another Rust than {ours}");
+    }
+    let frameworks = read("docs/pytorch.md");
+    let rows = frameworks.lines().filter(|line| line.starts_with("| ")).map(|line| line.split(" | ").collect::<Vec<_>>());
+    let installed = ["Accelerate", "Transformers", "Lightning", "DeepSpeed", "Ray Train", "torchft", "vLLM"];
+    let tested: Vec<_> = rows.filter(|row| installed.contains(&row[0].trim_start_matches("| "))).collect();
+    assert_eq!(tested.len(), installed.len(), "docs/pytorch.md lacks a framework");
+    for row in tested {
+        let version = row[1].split(' ').next().unwrap();
+        assert!(
+            stage.contains(&format!("=={version}")),
+            "docs/pytorch.md says {row:?}, and .ci/stages/pytorch-frameworks installs another"
+        );
+    }
+}
+
+/// A blank line in a table ends it: the rows that follow are text.
+#[test]
+fn tables_have_heads() {
+    in_all_pages(|page, text| {
+        let lines: Vec<_> = prose(text).into_iter().map(|(_, line)| line).collect();
+        let begins = |at: &usize| lines[*at].starts_with('|') && (*at == 0 || !lines[*at - 1].starts_with('|'));
+        let has_head = |at: &usize| lines.get(at + 1).is_some_and(|next| next.starts_with("|-"));
+        let headless = (0..lines.len()).filter(begins).filter(|at| !has_head(at));
+        headless.map(|at| format!("{}:{}: rows without a head", page.display(), at + 1)).collect()
+    });
+}
+
+/// Reports of GPUs are in docs/gpu. A page that says that no GPU has run kolo must name what has not.
+#[test]
+fn no_page_denies_what_a_report_shows() {
+    assert!(!files(&root().join("docs/gpu"), "json").is_empty());
+    in_all_pages(|page, text| {
+        let denied = ["not yet run on a GPU", "no GPU has run kolo", "No GPU has run kolo", "takes the network for uniform"];
+        denied.iter().filter(|words| text.contains(*words)).map(|words| format!("{}: {words}", page.display())).collect()
+    });
+}
+
 #[test]
 fn the_checks_find_what_is_planted() {
     let page = Path::new("docs/planted.md");
@@ -468,6 +620,13 @@ fn the_checks_find_what_is_planted() {
     let long = |text: &str| long_lines(page, text).len();
     assert_eq!(long(&format!("{words}\n\n| {words} |\n\n```text\n{words}\n```\n\nhttps://x.y/{}", "x".repeat(100))), 1);
     assert_eq!(long(&words[..100]), 0);
+
+    let names = |text: &str| names_of_kolo(text).into_iter().map(|(_, defined)| defined).collect::<Vec<_>>();
+    assert_eq!(
+        names("KOLO_RANK=0 kolo_comm_split(Error::Revoked, Step::view); KOLO_ kolo::ddp::Reducer a::b"),
+        ["KOLO_RANK", "kolo_comm_split", "Revoked", "fn view"]
+    );
+    assert_eq!(features_of("the feature `tls`, `--features cuda,redis` and FEATURES=etcd x"), ["tls", "cuda", "redis", "etcd"]);
 
     let functions = |text: &str| missing_functions(page, text);
     assert_eq!(functions("| 1 | `Communicator::split` | `src/communicator/split.rs` |"), (1, Vec::new()));
