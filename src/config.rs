@@ -831,8 +831,8 @@ mod tests {
         let mut checked = 0;
         for line in page.lines().filter(|line| line.starts_with("| `KOLO_")) {
             let cells: Vec<&str> = line.split(" | ").collect();
-            let [name, default] = [cells[0].trim_start_matches("| "), cells[2]].map(|cell| cell.trim_matches('`'));
-            if cells[2].starts_with('`') && cells[2].ends_with('`') {
+            let [name, default] = [cells[0].trim_start_matches("| "), cells[1]].map(|cell| cell.trim_matches('`'));
+            if cells[1].starts_with('`') && cells[1].ends_with('`') {
                 let read = format!("{:?}", settings(&[(name, default)]).unwrap());
                 assert_eq!(read, unset, "docs/settings.md says that the default of {name} is {default}");
                 checked += 1;

@@ -343,9 +343,27 @@ fn all_variables_are_in_the_table() {
     for name in names.iter().filter(|name| !internal.contains(&name.as_str())) {
         assert!(table.contains(&format!("`{name}`")), "{name} is not in docs/settings.md");
     }
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    let (builder, header) = (read("src/communicator/builder.rs"), read("include/kolo.h"));
     for line in table.lines().filter(|line| line.starts_with("| `KOLO_")) {
         let name = line.split('`').nth(1).unwrap();
         assert!(names.contains(name), "{name} is in docs/settings.md, but nothing reads it");
+        let (option, field) = match &name["KOLO_".len()..] {
+            "JOB_ID" => ("job".to_owned(), "job"),
+            "TLS_CA" => ("tls".to_owned(), "tls_ca"),
+            "INTERFACE" => ("interface".to_owned(), "interfaces"),
+            "NETWORK_LATENCY" => ("cost_model".to_owned(), "network_latency_us"),
+            "NETWORK_BANDWIDTH" => ("cost_model".to_owned(), "network_gigabytes_per_s"),
+            // Arguments of the functions that make a communicator.
+            own @ ("STORE" | "RANK" | "WORLD_SIZE") => (own.to_lowercase(), ""),
+            own => (own.to_lowercase(), own),
+        };
+        let field = field.to_lowercase();
+        let is_option = builder.contains(&format!("pub fn {option}(")) || builder.contains(&format!("pub fn {option}<"));
+        assert!(is_option, "docs/settings.md says that {name} is the option {option}");
+        let is_field =
+            [format!(" {field};"), format!("*{field};"), format!(" {field}_ms;")].iter().any(|field| header.contains(field));
+        assert!(field.is_empty() || is_field, "docs/settings.md says that {name} is the field {field} of kolo_config_t");
     }
 }
 
@@ -557,17 +575,13 @@ fn features_and_versions_on_pages_are_those_of_the_packages() {
     for page in ["README.md", "docs/getting-started.md"] {
         assert!(read(page).contains(&format!("Rust {ours} or newer")), "{page} names another Rust than {ours}");
     }
+    // "- Accelerate 1.15.0: what runs"
     let frameworks = read("docs/pytorch.md");
-    let rows = frameworks.lines().filter(|line| line.starts_with("| ")).map(|line| line.split(" | ").collect::<Vec<_>>());
-    let installed = ["Accelerate", "Transformers", "Lightning", "DeepSpeed", "Ray Train", "torchft", "vLLM"];
-    let tested: Vec<_> = rows.filter(|row| installed.contains(&row[0].trim_start_matches("| "))).collect();
-    assert_eq!(tested.len(), installed.len(), "docs/pytorch.md lacks a framework");
-    for row in tested {
-        let version = row[1].split(' ').next().unwrap();
-        assert!(
-            stage.contains(&format!("=={version}")),
-            "docs/pytorch.md says {row:?}, and .ci/stages/pytorch-frameworks installs another"
-        );
+    for name in ["Accelerate", "Transformers", "Lightning", "DeepSpeed", "Ray Train", "torchft", "vLLM"] {
+        let item = frameworks.split(&format!("\n- {name} ")).nth(1).unwrap_or_else(|| panic!("docs/pytorch.md lacks {name}"));
+        let version = item.split([':', ' ']).next().unwrap();
+        let message = format!("docs/pytorch.md says {name} {version}, and .ci/stages/pytorch-frameworks installs another");
+        assert!(stage.contains(&format!("=={version}")), "{message}");
     }
 }
 
