@@ -1,6 +1,7 @@
 // An exchange of bytes both ways over TCP between two processes: by system calls, by io_uring, and by
 // io_uring that sends without a copy. Prints medians of interleaved rounds, and of their ratios to system
-// calls. docs/performance.md has what it showed.
+// calls. By io_uring, bytes took 1.0 to 1.2 times as long, and without a copy 1.3 to 2.9 times, so kolo
+// uses neither.
 //
 //     cc -O2 -o exchange tests/hosts/exchange.c
 //     ./exchange server 127.0.0.1 & ./exchange client 127.0.0.1
