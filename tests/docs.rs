@@ -597,6 +597,20 @@ fn tables_have_heads() {
     });
 }
 
+/// Stages begin in the root of the repository, and read nothing beside it.
+#[test]
+fn stages_read_nothing_beside_the_checkout() {
+    let stages = files_where(&root().join(".ci/stages"), &|_| true);
+    assert!(stages.len() > 30, "only {} stages were found: the test looks in the wrong place", stages.len());
+    for stage in stages {
+        let text = fs::read_to_string(&stage).unwrap();
+        let leaves = |word: &str| word.strip_prefix("../").is_some_and(|rest| rest.starts_with(char::is_alphanumeric));
+        let words = text.split(|letter: char| letter.is_whitespace() || "='\"".contains(letter));
+        let left: Vec<_> = words.filter(|word| leaves(word)).collect();
+        assert!(left.is_empty(), "{} reads {left:?}, which a clone does not have", stage.display());
+    }
+}
+
 /// Reports of GPUs are in docs/gpu. A page that says that no GPU has run kolo must name what has not.
 #[test]
 fn no_page_denies_what_a_report_shows() {
