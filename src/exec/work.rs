@@ -225,7 +225,8 @@ impl<B: Send + 'static> Work<B> {
         Work { shared: Arc::new(WorkState { progress: Progress::new(helper), buffers: UnsafeCell::new(Some(buffers)) }) }
     }
 
-    /// The buffers where they stay until the operation has ended, which has not been queued.
+    /// Returns the buffers of an operation that has not been queued. They stay where they are until it has
+    /// ended.
     pub(super) fn buffers(&mut self) -> &mut B {
         // SAFETY: nothing but this handle reaches the buffers before the operation is queued.
         unsafe { (*self.shared.buffers.get()).as_mut() }.expect("they were put there")
@@ -443,7 +444,7 @@ impl Progress {
         true
     }
 
-    /// The operation has ended. `abandoned` is told whether the handle is gone, before anyone else
+    /// The operation has ended. `abandoned` is called if the handle is gone, before another thread
     /// learns of the end.
     fn complete(&self, ended: Result<()>, abandoned: &mut dyn FnMut() -> Option<Box<dyn FnOnce() + Send>>) {
         let duration = self.began.get().map_or(Duration::ZERO, Instant::elapsed);

@@ -64,7 +64,7 @@ pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, mut error: E
     }
 }
 
-/// Ends the communicator because its owner does, and informs the others.
+/// Ends the communicator for a caller that aborts or drops it, and informs the others.
 pub(crate) fn abort(status: &CommStatus) {
     end(status, Cause::Aborted);
 }
@@ -93,7 +93,7 @@ fn split_failed(error: &Error) -> String {
 }
 
 /// Ends the communicator because this rank shrinks it, and informs the others. If a rank is lost, the
-/// report names that one: as other communicators of this process know, or as it turns out now.
+/// report names that rank: another communicator of this process knows of it, or this function asks.
 pub(crate) fn end_by_shrink(status: &CommStatus) {
     if let Some(control) = status.control().filter(|_| status.reports().is_empty()) {
         let lost = Mutex::new(control.lost());

@@ -15,8 +15,8 @@ pub(crate) trait ControlChannel: Send + Sync {
     /// Asks a rank, and waits for the answer for at most `patience`.
     fn ask(&self, peer: Rank, query: &Query, patience: Duration) -> Result<Reply, QueryError>;
 
-    /// Returns the ranks of this communicator of which another communicator of this process knows that
-    /// they cannot answer, and why.
+    /// Returns the ranks of this communicator that cannot answer, and why, as far as another communicator
+    /// of this process knows.
     fn lost(&self) -> Vec<(Rank, Cause)> {
         Vec::new()
     }
