@@ -212,9 +212,16 @@ pub(crate) fn warn_of_unknown_variables(is_first: impl FnOnce() -> bool) {
 
 /// Returns the variable that is most like a name, if at least half of the letters are right.
 fn nearest(name: &str) -> Option<&'static str> {
-    let letters = name.len() - "KOLO_".len();
-    let distances = VARIABLES.iter().map(|known| (distance(name.as_bytes(), known.as_bytes()), *known));
-    distances.min().filter(|(distance, _)| 2 * distance <= letters).map(|(_, known)| known)
+    let without = |name: &'static str| name.strip_prefix("KOLO_").unwrap_or(name);
+    let known: Vec<&str> = VARIABLES.iter().map(|known| without(known)).collect();
+    let found = nearest_of(name.strip_prefix("KOLO_")?, &known)?;
+    VARIABLES.iter().copied().find(|known| without(known) == found)
+}
+
+/// Returns the word that is most like another one, if at least half of the letters are right.
+pub fn nearest_of<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    let distances = known.iter().map(|known| (distance(word.as_bytes(), known.as_bytes()), *known));
+    distances.min().filter(|(distance, _)| 2 * distance <= word.len()).map(|(_, known)| known)
 }
 
 /// Returns how many letters must be added, removed, replaced or swapped with their neighbour to make
@@ -796,6 +803,11 @@ mod tests {
                 "kolo does not read KOLO_TIMEUOT (the nearest that it reads is KOLO_TIMEOUT)",
                 "kolo does not read KOLO_WEATHER",
             ]
+        );
+        let nets = ["resnet152", "resnet20", "resnet50"];
+        assert_eq!(
+            ["resnet21", "resnet51", "vgg16"].map(|net| nearest_of(net, &nets)),
+            [Some("resnet20"), Some("resnet50"), None]
         );
         let words = [("", "", 0), ("ab", "ba", 1), ("abc", "", 3), ("kitten", "sitting", 3), ("abcd", "acbd", 1)];
         for (a, b, expected) in words {

@@ -71,17 +71,25 @@ enum Command {
 /// Parses a command line.
 fn parse(words: impl IntoIterator<Item: Into<OsString> + Clone>) -> clap::error::Result<Cli> {
     Cli::try_parse_from(words).map_err(|mut error| {
-        // Commands that the help hides are of no use by hand.
-        let is_hidden = |name: &String| Cli::command().find_subcommand(name).is_some_and(clap::Command::is_hide_set);
-        let names: Vec<String> = match error.get(ContextKind::SuggestedSubcommand) {
-            Some(ContextValue::Strings(names)) => names.iter().filter(|name| !is_hidden(name)).cloned().collect(),
-            Some(ContextValue::String(name)) => [name].into_iter().filter(|name| !is_hidden(name)).cloned().collect(),
-            _ => return error,
+        let strings = |value: Option<&ContextValue>| match value {
+            Some(ContextValue::Strings(strings)) => strings.clone(),
+            Some(ContextValue::String(string)) => vec![string.clone()],
+            _ => Vec::new(),
         };
-        error.insert(
-            ContextKind::SuggestedSubcommand,
-            if names.is_empty() { ContextValue::None } else { ContextValue::Strings(names) },
-        );
+        // Commands that the help hides are of no use by hand.
+        let mut commands = strings(error.get(ContextKind::SuggestedSubcommand));
+        commands.retain(|name| !Cli::command().find_subcommand(name).is_some_and(clap::Command::is_hide_set));
+        if !commands.is_empty() {
+            error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(commands));
+        } else if error.get(ContextKind::SuggestedSubcommand).is_some() {
+            error.insert(ContextKind::SuggestedSubcommand, ContextValue::None);
+        }
+        // clap's measure counts equal beginnings more than equal letters.
+        let (given, known) = (strings(error.get(ContextKind::InvalidValue)), strings(error.get(ContextKind::ValidValue)));
+        let known: Vec<&str> = known.iter().map(String::as_str).collect();
+        if let Some(nearest) = given.first().and_then(|given| kolo::settings::nearest_of(given, &known)) {
+            error.insert(ContextKind::SuggestedValue, ContextValue::String(nearest.to_owned()));
+        }
         error
     })
 }

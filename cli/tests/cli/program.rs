@@ -914,6 +914,7 @@ mod bench {
             (&["bench", "all_reduce", "-d", "flot"], "bf16"),
             (&["bench", "all_reduce", "-d", "bool"], "u8 moves the same bytes"),
             (&["bench", "all_reduce", "-d", "f8e4m3"], "u8 moves the same bytes"),
+            (&["bench", "all_reduce", "--algorithm", "rng"], "a similar value exists: 'ring'"),
             (&["bench", "all_reduce", "-o", "avgg"], "a similar value exists: 'average'"),
             (&["bench", "broadcast", "--root", "3"], "root 3 is out of range"),
             (&["bench", "all_reduce", "--json", "/no/such/folder/a.json"], "no such folder"),

@@ -30,9 +30,10 @@ use std::process::ExitCode;
 
 use arguments::{Cli, Command, TrainArgs};
 use clap::Parser;
+use clap::error::{ContextKind, ContextValue};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| suggest(error).exit());
     log();
     let result = match &cli.command {
         Some(Command::Report(args)) => report::report(args).map(|()| ExitCode::SUCCESS),
@@ -42,6 +43,22 @@ fn main() -> ExitCode {
         progress::complain(&problem);
         ExitCode::FAILURE
     })
+}
+
+/// Suggests the value with the most letters right. clap's measure counts equal beginnings more: it
+/// took resnet152 for resnet21.
+fn suggest(mut error: clap::Error) -> clap::Error {
+    let strings = |value: Option<&ContextValue>| match value {
+        Some(ContextValue::Strings(strings)) => strings.clone(),
+        Some(ContextValue::String(string)) => vec![string.clone()],
+        _ => Vec::new(),
+    };
+    let (given, known) = (strings(error.get(ContextKind::InvalidValue)), strings(error.get(ContextKind::ValidValue)));
+    let known: Vec<&str> = known.iter().map(String::as_str).collect();
+    if let Some(nearest) = given.first().and_then(|given| kolo::settings::nearest_of(given, &known)) {
+        error.insert(ContextKind::SuggestedValue, ContextValue::String(nearest.to_owned()));
+    }
+    error
 }
 
 /// Starts ranks, or runs as one.

@@ -247,6 +247,11 @@ fn mistakes_are_named_and_nothing_hangs() {
 }
 
 #[test]
+fn a_misspelt_net_is_named_with_the_nearest() {
+    assert!(fail("--shapes -a resnet21").contains("a similar value exists: 'resnet20'"));
+}
+
+#[test]
 fn a_batch_larger_than_the_data_is_told_once() {
     let folder = Folder::new("larger");
     let small = "--shapes --images 12 -a resnet20 --image-size 8 --epochs 1 --threads 1 --nproc 2 --seed 5";
@@ -256,8 +261,8 @@ fn a_batch_larger_than_the_data_is_told_once() {
         assert!(output.status.success(), "{said}");
         said
     };
-    for (more, option) in [("-b 64", "--batch-size (-b)"), ("--global-batch 64", "--global-batch")] {
-        let said = said(more, option);
+    for (run, more, option) in [("node", "-b 64", "--batch-size (-b)"), ("all", "--global-batch 64", "--global-batch")] {
+        let said = said(more, run);
         let warning = "a step takes 64 images, and there are 12: each epoch is one step of 12 images; give a smaller";
         assert_eq!(said.matches(&format!("{warning} {option}")).count(), 1, "{said}");
     }
