@@ -8,6 +8,7 @@ use std::io::BufRead;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo::Communicator;
@@ -253,7 +254,10 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(task: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("kolo-run-test-{task}-{}", std::process::id()));
+        // Tests that run at the same time may have one task.
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("kolo-run-test-{task}-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         Folder(path)
     }
