@@ -2,9 +2,11 @@
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -182,6 +184,15 @@ def test_the_implementation_is_chosen(tmp_path):
     """
     ran = subprocess.run([sys.executable, write(tmp_path, program)], capture_output=True, text=True, timeout=900)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_the_version_is_kolo_s():
+    torch_kolo = importlib.import_module("torch_kolo")
+    manifest = Path(__file__).resolve().parents[2] / "Cargo.toml"
+    if not manifest.is_file():
+        pytest.skip("NOT RUN: there is no Cargo.toml here")
+    (version,) = re.findall(r'^\[workspace.package\]\nversion = "(.*)"$', manifest.read_text(), re.MULTILINE)
+    assert torch_kolo.__version__ == version
 
 
 AS_GLOO = """

@@ -5,6 +5,7 @@ Installed, this needs no import. ``torch_kolo.Options()`` goes to ``pg_options``
 
 import functools
 import importlib
+import importlib.metadata
 import os
 import sys
 import warnings
@@ -138,6 +139,8 @@ def _autoload():
 def __getattr__(name):
     if name == "ProcessGroupKolo":
         return _load().ProcessGroupKolo
+    if name == "__version__":
+        return importlib.metadata.version("torch_kolo")
     if name == "Options":
         return _load().ProcessGroupKolo.Options
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
