@@ -195,6 +195,26 @@ def test_the_version_is_kolo_s():
     assert torch_kolo.__version__ == version
 
 
+@pytest.mark.parametrize(
+    ("ranks", "arguments", "said"),
+    [
+        (2, ["--dummy-images", "30", "-b", "64"], "each rank has 15 training images, and its batch has 32; give at most --batch-size 30"),
+        (1, ["--dummy-images", "0"], "give more images"),
+        (1, ["--start-epoch", "2", "--epochs", "2"], "there is nothing to train: 2 epochs are done"),
+        (1, ["--dummy-images", "0", "--evaluate"], "there is no image to evaluate"),
+    ],
+)
+def test_a_training_without_a_step_says_so(tmp_path, ranks, arguments, said):
+    program = Path(__file__).resolve().parents[1] / "examples" / "imagenet" / "main.py"
+    if not program.is_file():
+        pytest.skip("NOT RUN: the examples are not here")
+    command = [sys.executable, str(program), "--dummy", "--image-size", "32", "-j", "0", "--checkpoint", "", *arguments]
+    if ranks > 1:
+        command += ["--multiprocessing-distributed", "--ranks", str(ranks), "--dist-url", tmp_path.as_uri() + "/store"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert ran.returncode == 1 and ran.stderr.count(said) == 1 and "Traceback" not in ran.stderr, ran.stderr
+
+
 AS_GLOO = """
     import datetime, sys
     import torch, torch.distributed as dist

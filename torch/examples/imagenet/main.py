@@ -11,6 +11,7 @@ torchrun, neither is needed.
 
 import argparse
 import os
+import sys
 import time
 
 import resnet
@@ -70,7 +71,7 @@ class MadeUp(Dataset):
 
 def datasets(args):
     if args.dummy:
-        return MadeUp(args.dummy_images, args.image_size), MadeUp(max(1, args.dummy_images // 25), args.image_size)
+        return MadeUp(args.dummy_images, args.image_size), MadeUp(min(args.dummy_images, max(1, args.dummy_images // 25)), args.image_size)
     try:
         from torchvision import datasets, transforms
     except ImportError:
@@ -88,7 +89,13 @@ def main():
     per_host = torch.cuda.device_count() or args.ranks
     under_launcher = args.dist_url == "env://" and "RANK" in os.environ
     if args.multiprocessing_distributed and not under_launcher:
-        mp.spawn(work, (per_host, args), nprocs=per_host)
+        try:
+            mp.spawn(work, (per_host, args), nprocs=per_host)
+        except mp.ProcessExitedException as ended:
+            if ended.exit_code != 1:
+                raise
+            # The rank has said why.
+            raise SystemExit(1) from None
     else:
         work(None, 1, args)
 
@@ -143,12 +150,16 @@ def train_and_evaluate(local_rank, per_host, distributed, args):
 
     train_set, val_set = datasets(args)
     batch = max(1, args.batch_size // per_host)
+    rank, world = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
+    if not args.evaluate:
+        check_there_are_steps(len(train_set) // world, batch, per_host, distributed, args)
+    if not len(val_set):
+        stop("there is no image to evaluate", distributed)
     loading = {"batch_size": batch, "num_workers": args.workers, "pin_memory": device.type == "cuda"}
     train_sampler = DistributedSampler(train_set, drop_last=True) if distributed else None
     train_data = DataLoader(train_set, shuffle=train_sampler is None, sampler=train_sampler, drop_last=True, **loading)
     # Each image is evaluated once: rank r takes images r, r + world, and so on, and no rank repeats
     # an image.
-    rank, world = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
     val_data = DataLoader(Subset(val_set, range(rank, len(val_set), world)), **loading)
 
     if args.evaluate:
@@ -168,6 +179,24 @@ def train_and_evaluate(local_rank, per_host, distributed, args):
         if is_first and args.checkpoint:
             state = {"epoch": epoch + 1, "arch": args.arch, "state_dict": plain(model).state_dict(), "best": best}
             torch.save({**state, "optimizer": optimizer.state_dict(), "scheduler": schedule.state_dict()}, args.checkpoint)
+
+
+def check_there_are_steps(images, batch, per_host, distributed, args):
+    """Ends the program if a rank has no full batch of training images, or no epoch is left."""
+    if images < batch:
+        advice = f"give at most --batch-size {images * per_host}" if images else "give more images"
+        stop(f"an epoch has no step: each rank has {images} training images, and its batch has {batch}; {advice}", distributed)
+    if args.start_epoch >= args.epochs:
+        stop(f"there is nothing to train: {args.start_epoch} epochs are done, and --epochs is {args.epochs}", distributed)
+
+
+def stop(why, distributed):
+    """Ends all ranks, which all see the same. The first one says it before any ends."""
+    if not distributed or dist.get_rank() == 0:
+        print(why, file=sys.stderr, flush=True)
+    if distributed:
+        dist.barrier()
+    raise SystemExit(1)
 
 
 def plain(model):
