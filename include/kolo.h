@@ -25,8 +25,9 @@
  * side: while one thread waits in kolo_recv, another can send and receive. A collective waits until
  * messages that were begun before it have ended. A group belongs to its thread.
  *
- * Signals and forks. Do not call kolo from a signal handler. A communicator is not for the child of
- * a fork.
+ * Signals and forks. No function is async-signal-safe: do not call kolo from a signal handler. To
+ * end a call that waits, let the handler set a flag for the function of kolo_set_wait_check, or wake
+ * another thread that calls kolo_comm_abort. A communicator is not for the child of a fork.
  *
  * Units. Ranks, roots, colors: int32_t. Counts: size_t, in elements; memory in bytes. Times: as the
  * names say (_ms, _us).
@@ -308,6 +309,9 @@ typedef struct kolo_work *kolo_work_t;
 // A function for kolo_work_on_done. `result`: how the operation ended, as kolo_work_wait returns
 // it. kolo_last_error tells more, on this thread.
 typedef void (*kolo_done_function_t)(void *context, kolo_result_t result);
+
+// A function for kolo_set_wait_check. 0: the wait goes on.
+typedef int32_t (*kolo_wait_check_t)(void *context);
 
 typedef struct kolo_reducer *kolo_reducer_t;
 
@@ -861,9 +865,9 @@ kolo_result_t kolo_comm_grow(kolo_comm_t comm, kolo_comm_t *newcomm);
 
 // Cancels all operations in flight on this communicator, and ends it. Calls of other threads and
 // nonblocking operations fail with KOLO_ERR_ABORTED, later ones with KOLO_ERR_REVOKED, and those
-// of the other ranks fail, too. Any thread may call it; it returns at once. An operation in flight
-// notices within half a second. The handle stays valid; the caller still passes it to
-// kolo_comm_destroy.
+// of the other ranks fail, too. Any thread may call it, but no signal handler: it is not
+// async-signal-safe. It returns at once. An operation in flight notices within half a second. The
+// handle stays valid; the caller still passes it to kolo_comm_destroy.
 kolo_result_t kolo_comm_abort(kolo_comm_t comm);
 
 // Tells the other ranks that this rank has left, and frees the communicator: its handle is invalid
@@ -1259,6 +1263,25 @@ kolo_result_t kolo_start_recv_any(void *recv,
                                   kolo_comm_t comm,
                                   kolo_stream_t stream,
                                   kolo_work_t *work);
+
+// Sets a function that kolo calls on this thread, about 20 times a second, while a call of this
+// thread waits for other ranks. NULL: none. It is for languages whose signal handlers run between
+// two calls, and for programs whose signal handler sets a flag.
+//
+// If the function returns another number than 0, the call ends within half a second:
+//
+// - A function that makes a communicator returns KOLO_ERR_ABORTED.
+// - A blocking operation ends its communicator, as kolo_comm_abort does, and returns
+//   KOLO_ERR_ABORTED. If it waits for earlier operations of the communicator, it ends when these
+//   do.
+// - kolo_work_wait, kolo_work_wait_timeout, kolo_work_wait_any and kolo_work_wait_on return
+//   KOLO_IN_PROGRESS, and the operation goes on.
+//
+// In a wait for nonblocking operations, the function may call everything. In other waits,
+// kolo_comm_abort and kolo_comm_destroy are allowed, and others return KOLO_ERR_ARGUMENT: the
+// communicator is in use. kolo_comm_destroy then ends the communicator at once, and frees it when
+// the call has returned. The function must not throw C++ exceptions, nor leave by longjmp.
+kolo_result_t kolo_set_wait_check(kolo_wait_check_t check, void *context);
 
 // Begins a group. Until kolo_group_end, the blocking collectives, sends and receives of this
 // thread are held back: they return at once, and use their buffers until kolo_group_end returns.

@@ -3,7 +3,8 @@
 use std::ffi::c_char;
 use std::sync::Arc;
 
-use kolo::{Builder, Communicator};
+use kolo::raw::is_in_wait_check;
+use kolo::{Builder, Communicator, Error};
 
 use crate::arguments::rank;
 use crate::boundary::boundary;
@@ -17,6 +18,7 @@ use crate::pointers::{place, pointer, text};
 use crate::registry::{Guard, Kind, Registry};
 use crate::store::{Callbacks, kolo_store_t};
 use crate::unique_id::{kolo_unique_id_t, meeting_place};
+use crate::wait_check;
 
 /// A communicator: one rank's membership in a group of ranks. It is a handle, a number and not an
 /// address, and may be copied.
@@ -51,6 +53,7 @@ fn unknown(comm: kolo_comm_t) -> Fault {
 #[inline(always)]
 pub(crate) fn on(comm: kolo_comm_t, call: impl FnOnce(&Comm) -> Result<(), Fault>) -> kolo_result_t {
     boundary(|| {
+        wait_check::refuse("a function of a communicator")?;
         let guard = enter(comm)?;
         let unwound = AbortOnUnwind(&guard);
         // A fault is large, so only a call that fails moves one.
@@ -93,6 +96,7 @@ unsafe fn connect(comm: *mut kolo_comm_t, options: impl FnOnce() -> Result<Build
         let comm = unsafe { place(comm, "comm")? };
         comm.write(std::ptr::null_mut());
         held::refuse("connecting")?;
+        wait_check::refuse("connecting")?;
         comm.write(register(options()?.connect()?)?);
         Ok(())
     })
@@ -281,13 +285,13 @@ pub unsafe extern "C" fn kolo_comm_grow(comm: kolo_comm_t, newcomm: *mut kolo_co
 
 /// Cancels all operations in flight on this communicator, and ends it. Calls of other threads and
 /// nonblocking operations fail with KOLO_ERR_ABORTED, later ones with KOLO_ERR_REVOKED, and those
-/// of the other ranks fail, too. Any thread may call it; it returns at once. An operation in flight
-/// notices within half a second. The handle stays valid; the caller still passes it to
-/// kolo_comm_destroy.
+/// of the other ranks fail, too. Any thread may call it, but no signal handler: it is not
+/// async-signal-safe. It returns at once. An operation in flight notices within half a second. The
+/// handle stays valid; the caller still passes it to kolo_comm_destroy.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_comm_abort(comm: kolo_comm_t) -> kolo_result_t {
-    on(comm, |this| {
-        this.comm.abort();
+    boundary(|| {
+        enter(comm)?.comm.abort();
         Ok(())
     })
 }
@@ -298,7 +302,25 @@ pub extern "C" fn kolo_comm_abort(comm: kolo_comm_t) -> kolo_result_t {
 /// memory of kolo_mem_alloc, stay valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_comm_destroy(comm: kolo_comm_t) -> kolo_result_t {
-    boundary(|| COMMUNICATORS.end(comm.addr(), |held| held.comm.abort()).map(drop).ok_or_else(|| unknown(comm)))
+    boundary(|| {
+        if is_in_wait_check() {
+            return end_later(comm);
+        }
+        end(comm.addr()).ok_or_else(|| unknown(comm))
+    })
+}
+
+fn end(handle: usize) -> Option<()> {
+    COMMUNICATORS.end(handle, |held| held.comm.abort()).map(drop)
+}
+
+/// Ends a communicator while a call of this thread may use it, and frees it when that has returned.
+fn end_later(comm: kolo_comm_t) -> Result<(), Fault> {
+    enter(comm)?.comm.abort();
+    let handle = comm.addr();
+    let ends = std::thread::Builder::new().name("kolo-destroy".to_owned()).spawn(move || _ = end(handle));
+    let doing = "starting a thread that frees a communicator".to_owned();
+    ends.map(drop).map_err(|error| Error::Os { doing, source: Arc::new(error) }.into())
 }
 
 /// Writes the last operations of this rank to a file, for `kolo trace`: up to 1024 of each

@@ -27,6 +27,11 @@ pub(crate) enum Fault {
     #[error("{what} in a group: {why}")]
     Group { what: &'static str, why: &'static str },
     #[error(
+        "{what} is called while another call of this thread waits for other ranks (from the function of kolo_set_wait_check, or from \
+         a signal handler that runs there): only kolo_comm_abort and kolo_comm_destroy are allowed; set a flag, and call it later"
+    )]
+    InWaitCheck { what: &'static str },
+    #[error(
         "the program was compiled with the header of kolo {header}, and the loaded library is kolo {library}, which has another ABI; \
          compile the program with the header of this library, or install kolo {header}"
     )]
@@ -56,7 +61,7 @@ impl Fault {
             Fault::Kolo(error) => code(error),
             Fault::Handle { .. } => KOLO_ERR_HANDLE,
             Fault::Null { .. } | Fault::Misaligned { .. } | Fault::Long { .. } => KOLO_ERR_ARGUMENT,
-            Fault::Value { .. } | Fault::Text { .. } | Fault::Group { .. } => KOLO_ERR_ARGUMENT,
+            Fault::Value { .. } | Fault::Text { .. } | Fault::Group { .. } | Fault::InWaitCheck { .. } => KOLO_ERR_ARGUMENT,
             Fault::Unsupported { .. } => KOLO_ERR_UNSUPPORTED,
             Fault::Version { .. } => KOLO_ERR_VERSION,
             Fault::Panic(_) => KOLO_ERR_INTERNAL,

@@ -34,6 +34,7 @@ mod statistics;
 mod store;
 mod unique_id;
 mod version;
+mod wait_check;
 mod work;
 
 #[cfg(all(test, unix, not(miri)))]

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
-use kolo::raw::RawWork;
+use kolo::raw::{RawWork, asks_wait_check, has_wait_check};
 
 use crate::arguments::kolo_stream_t;
 use crate::boundary::{boundary, boundary_of};
@@ -12,6 +12,7 @@ use crate::communicator::{enter, kolo_comm_t};
 use crate::fault::Fault;
 use crate::pointers::{place, slice_of};
 use crate::registry::{Guard, Kind, Registry};
+use crate::wait_check;
 
 /// An operation in flight. It is a handle, which the caller passes to kolo_work_destroy.
 pub struct kolo_work {
@@ -48,7 +49,7 @@ impl Entry {
 
     /// Returns how the operation ended, or that it has not ended by the deadline.
     fn outcome(&self, deadline: Option<Instant>) -> Result<kolo_result_t, Fault> {
-        match self.work.outcome(deadline) {
+        match in_pieces(deadline, |deadline| self.work.outcome(deadline)) {
             None => Ok(KOLO_IN_PROGRESS),
             Some(Ok(())) => Ok(KOLO_OK),
             Some(Err(error)) => {
@@ -62,13 +63,39 @@ impl Entry {
     }
 }
 
+/// Waits until a deadline by `wait`, which returns `None` if it has waited in vain. If this thread has
+/// a wait check, it asks that one from time to time, and waits no longer if the check says so.
+fn in_pieces<T>(deadline: Option<Instant>, wait: impl Fn(Option<Instant>) -> Option<T>) -> Option<T> {
+    if !has_wait_check() {
+        return wait(deadline);
+    }
+    loop {
+        let until = Instant::now() + PIECE;
+        if let Some(deadline) = deadline.filter(|&deadline| deadline <= until) {
+            return wait(Some(deadline));
+        }
+        if let Some(found) = wait(Some(until)) {
+            return Some(found);
+        }
+        if !asks_wait_check() {
+            return None;
+        }
+    }
+}
+
+/// How long a thread with a wait check waits before it asks.
+const PIECE: Duration = Duration::from_millis(50);
+
 /// Waits until an operation has ended, and returns its result: KOLO_OK, or why it failed. Every
 /// operation has a deadline, so this returns. Afterwards the buffers belong to the caller again. It
 /// may be called several times, and by several threads. A thread that waits may run collectives that
 /// have been started and have not begun: that is faster than to wake the progress thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_work_wait(work: kolo_work_t) -> kolo_result_t {
-    boundary_of(|| find(work)?.outcome(None))
+    boundary_of(|| {
+        wait_check::refuse("kolo_work_wait")?;
+        find(work)?.outcome(None)
+    })
 }
 
 /// As kolo_work_wait, but waits at most `timeout_ms` milliseconds. KOLO_IN_PROGRESS if the
@@ -76,6 +103,7 @@ pub extern "C" fn kolo_work_wait(work: kolo_work_t) -> kolo_result_t {
 #[unsafe(no_mangle)]
 pub extern "C" fn kolo_work_wait_timeout(work: kolo_work_t, timeout_ms: u64) -> kolo_result_t {
     boundary_of(|| {
+        wait_check::refuse("kolo_work_wait_timeout")?;
         let entry = find(work)?;
         // A timeout beyond the range of the clock is none.
         entry.outcome(Instant::now().checked_add(Duration::from_millis(timeout_ms)))
@@ -103,8 +131,10 @@ pub unsafe extern "C" fn kolo_work_wait_any(
         if in_flight.is_empty() {
             return Err(Fault::value("n", 0, "it must be at least 1"));
         }
+        wait_check::refuse("kolo_work_wait_any")?;
         // A timeout beyond the range of the clock is none.
-        match RawWork::wait_any(&in_flight, Instant::now().checked_add(Duration::from_millis(timeout_ms))) {
+        let deadline = Instant::now().checked_add(Duration::from_millis(timeout_ms));
+        match in_pieces(deadline, |deadline| RawWork::wait_any(&in_flight, deadline)) {
             None => Ok(KOLO_IN_PROGRESS),
             Some(found) => {
                 index.write(found);
@@ -169,6 +199,7 @@ unsafe impl Send for Context {}
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_work_wait_on(work: kolo_work_t, stream: kolo_stream_t) -> kolo_result_t {
     boundary_of(|| {
+        wait_check::refuse("kolo_work_wait_on")?;
         let entry = find(work)?;
         if entry.work.is_finished() && !entry.work.is_captured() {
             return entry.outcome(None);

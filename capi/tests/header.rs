@@ -7,7 +7,7 @@ use std::path::Path;
 use cbindgen::{Builder, Config, DocumentationStyle, Language, Style};
 
 /// In the order of the header.
-const SOURCES: [&str; 17] = [
+const SOURCES: [&str; 18] = [
     "version",
     "codes",
     "error",
@@ -21,6 +21,7 @@ const SOURCES: [&str; 17] = [
     "collectives",
     "work",
     "nonblocking",
+    "wait_check",
     "group",
     "memory",
     "reducer_config",

@@ -16,7 +16,7 @@ use super::listener::Stream;
 use super::listener::handshake::Purpose;
 use super::network::{CHECK_INTERVAL, Network};
 use crate::error::Cause;
-use crate::failure::CancelToken;
+use crate::failure::{CancelToken, wait_check};
 use crate::sys::{self, LocalStream, Region};
 use crate::transport::{NoLink, cause_of};
 use crate::types::Rank;
@@ -345,6 +345,7 @@ fn read(
             Ok(count) => buf = &mut buf[count..],
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::TimedOut && Instant::now() < deadline => {
+                wait_check::go_on().map_err(|error| Failed::Own { doing: format!("waiting for rank {peer}"), error })?;
                 if let Some(cause) = absence() {
                     return Err(Failed::Peer { rank: peer, cause });
                 }

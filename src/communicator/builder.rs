@@ -12,7 +12,7 @@ use crate::bootstrap::admission::Job;
 use crate::bootstrap::fabric::Fabric;
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::launcher::{self, LOOKED_FOR, Launch, Rendezvous};
-use crate::bootstrap::store::{Store, masked};
+use crate::bootstrap::store::{Store, WatchedStore, masked};
 use crate::bootstrap::store_source::StoreSource;
 use crate::bootstrap::{MOST_RANKS, Start};
 use crate::config::{
@@ -21,13 +21,13 @@ use crate::config::{
 };
 use crate::error::{Error, Result};
 use crate::exec::Core;
-use crate::failure::StatusBoard;
+use crate::failure::{StatusBoard, wait_check};
 use crate::schedule::Algorithm;
 use crate::schedule::select::CostModel;
 use crate::sys;
 use crate::trace::{self, RankOfJob, Recorder};
 use crate::transport::memory::Hub;
-use crate::types::{Member, Rank};
+use crate::types::{Member, Op, Rank};
 
 /// Options for connecting. An option that is not set comes from its environment variable, then from
 /// the launcher, then from its default; see [`crate::settings`].
@@ -440,6 +440,14 @@ impl Builder {
     /// See [`Communicator::from_env`]. With [`Builder::join`], [`Error::NotAdmitted`] if the ranks of
     /// the job did not admit this process within the start timeout.
     pub fn connect(self) -> Result<Communicator> {
+        wait_check::begin_start();
+        self.try_to_connect().map_err(|error| match wait_check::has_stopped() {
+            true => Error::Aborted { op: Op::Connect, seq: 0 },
+            false => error,
+        })
+    }
+
+    fn try_to_connect(self) -> Result<Communicator> {
         let began = Instant::now();
         let settings = self.settings()?;
         let launch = if settings.join { self.launch_of_newcomer() } else { self.launch() };
@@ -470,6 +478,7 @@ impl Builder {
         }
         let (store, store_url) = source.open(rank == 0, &identity, deadline)?;
         source.keep_port(&*store, store_url.as_ref());
+        let store = if wait_check::has_wait_check() { Arc::new(WatchedStore::new(store)) } else { store };
         crate::log::info!(rank, world_size, launcher, job, store = store.url(), "connecting");
         let given = identity.clone();
         let start = Start { rank, world_size, identity, store: &*store, store_url, settings: &settings, deadline, absence: None };

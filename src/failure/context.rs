@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::cancel::{Awaited, CancelToken, Diagnosing};
+use super::wait_check;
 use crate::error::{Cause, Error, Result};
 use crate::trace::LogEntry;
 use crate::types::{Descriptor, Member, Op, Rank};
@@ -205,13 +206,14 @@ impl<'a> OpContext<'a> {
         #[cfg(test)]
         assert!(!PANICS.take(), "a panic for a test");
         let is_collective = !self.descriptor.op.is_point_to_point();
-        if self.info.cancel.stops(is_collective.then_some(self.descriptor.seq)) {
+        if wait_check::go_on().is_err() || self.info.cancel.stops(is_collective.then_some(self.descriptor.seq)) {
             return Err(Error::Aborted { op: self.called, seq: self.descriptor.seq });
         }
         match self.timeout.checked_sub(self.started().elapsed()) {
             Some(left) if !left.is_zero() => {
                 let is_for_one = !is_collective && matches!(awaited, Awaited::One(_));
                 self.info.cancel.wait_for(awaited, self.call().encode(), is_for_one);
+                let left = left.min(wait_check::longest_nap());
                 // During the grace period it checks often.
                 Ok(if self.info.cancel.is_cancelled() { left.min(Duration::from_millis(5)) } else { left })
             }

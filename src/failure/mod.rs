@@ -9,6 +9,7 @@
 //! - [`report`] says why a communicator ended. [`diagnosis`] makes a report of what one rank sees,
 //!   [`mismatch`] finds the rank whose call differs from those of the others, and [`agreement`]
 //!   agrees on one report for all survivors.
+//! - [`wait_check`] is what a thread asks while it waits.
 //! - [`shrink`] lets the survivors agree on which ranks continue.
 
 mod agreement;
@@ -25,6 +26,7 @@ mod mismatch;
 mod report;
 pub(crate) mod shrink;
 mod status;
+pub(crate) mod wait_check;
 
 pub(crate) use agreement::{abort, agree_on_report, end_by_panic, end_by_shrink, give_up_former_part, give_up_part};
 pub(crate) use board::StatusBoard;

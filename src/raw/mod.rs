@@ -11,6 +11,7 @@
 //! - [`RawReducer`] is a [`ddp::Reducer`](crate::ddp::Reducer) without guards: gradients are
 //!   addresses.
 //! - [`alloc_uncleared`] takes shared memory without the time to clear it.
+//! - [`set_wait_check`] lets a thread that waits run the signal handlers of its language.
 //! - [`forks`] and [`between_forks`] keep the binding's own tables usable in a forked child.
 //!
 //! What no check finds is the caller's duty: that a pointer is valid for its elements, and for how
@@ -46,6 +47,7 @@ mod reducer;
 mod work;
 
 pub use crate::ddp::raw::Stopper;
+pub use crate::failure::wait_check::{asks_wait_check, has_wait_check, is_in_wait_check, set_wait_check};
 pub use address::advertised_address;
 pub use call::{PreparedCall, RawCall, run_together};
 pub use fork::{between_forks, forks};

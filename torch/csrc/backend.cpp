@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "launch.hpp"
+#include "signals.hpp"
 #include "store.hpp"
 #include "tensors.hpp"
 
@@ -146,6 +147,7 @@ void ProcessGroupKolo::connect(const c10::intrusive_ptr<c10d::Store>& store) {
   const kolo_store_t callbacks = rendezvous.callbacks();
   const kolo_config_t config = this->config();
   const kolo_result_t result = kolo_comm_init_callbacks(&collectives_.comm, size_, &callbacks, rank_, &config);
+  rethrow_of_handler();
   if (result == KOLO_ERR_STORE && !rendezvous.problem().empty()) {
     C10_THROW_ERROR(DistBackendError, c10::str("the store of the rendezvous failed: ", rendezvous.problem()));
   }

@@ -178,6 +178,8 @@ class ProcessGroupKolo final : public c10d::Backend {
     explicit Channel(bool in_order) : waiter(std::make_shared<Waiter>(in_order)) {}
     kolo_comm_t comm = nullptr;
     std::shared_ptr<Waiter> waiter;
+    // The nonblocking calls that have not ended, as far as this process has noticed.
+    std::shared_ptr<std::atomic<int64_t>> in_flight = std::make_shared<std::atomic<int64_t>>(0);
   };
   // The asynchronous calls that a thread makes between startCoalescing and endCoalescing. They
   // start at once, and each has a Work of its own, as other calls. So no call is lost without

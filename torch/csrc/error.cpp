@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "signals.hpp"
+
 namespace torch_kolo {
 
 namespace {
@@ -15,6 +17,9 @@ bool is_timeout(const kolo_error_t& error) {
 } // namespace
 
 std::exception_ptr error_of(kolo_result_t result, const Members& members) {
+  if (auto raised = raised_by_handler()) {
+    return raised;
+  }
   kolo_error_t error{};
   error.size = sizeof error;
   const bool has_details = kolo_last_error(nullptr, &error) == KOLO_OK && error.code == result;

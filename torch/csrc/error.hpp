@@ -18,8 +18,9 @@ struct Members {
   std::vector<int64_t> global_ranks;
 };
 
-// Throws the error of this thread's last call, with kolo's message: a ValueError for wrong
-// arguments, otherwise a DistBackendError.
+// Returns the error of this thread's last call, with kolo's message: a ValueError for wrong
+// arguments, otherwise a DistBackendError. If the call ended because a signal handler raised an
+// exception, it is that one.
 std::exception_ptr error_of(kolo_result_t result, const Members& members);
 
 // Returns whether a result is the failure of the whole group, after which no rank can use it.

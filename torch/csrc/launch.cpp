@@ -224,6 +224,7 @@ c10::intrusive_ptr<c10d::Work> Launch::done(std::vector<at::Tensor> outputs, con
     group_.hooks_->completed(record_, call.milliseconds);
     return c10::make_intrusive<KoloWork>(call, std::move(outputs), nullptr, nullptr);
   }
+  flight_->count_in(channel_.in_flight);
   group_.hooks_->watch(flight_);
   const bool is_collected = group_.collect(flight_, outputs, call_.is_message);
   auto work = c10::make_intrusive<KoloWork>(call, std::move(outputs), std::move(flight_), channel_.waiter);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "launch.hpp"
+#include "signals.hpp"
 
 namespace torch_kolo {
 
@@ -19,7 +20,7 @@ class Operations {
   ~Operations() {
     for (const kolo_work_t work : works_) {
       if (work != nullptr) {
-        kolo_work_wait(work);
+        wait_to_the_end(work);
         kolo_work_destroy(work);
       }
     }
@@ -33,7 +34,9 @@ class Operations {
   // Returns KOLO_IN_PROGRESS if the operation has not ended by then.
   kolo_result_t wait_until(size_t index, std::chrono::steady_clock::time_point until) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now()).count();
-    return kolo_work_wait_timeout(works_[index], static_cast<uint64_t>(std::max<int64_t>(left, 0)));
+    const kolo_result_t result = kolo_work_wait_timeout(works_[index], static_cast<uint64_t>(std::max<int64_t>(left, 0)));
+    rethrow_of_handler();
+    return result;
   }
 
  private:

@@ -7,6 +7,7 @@
 
 #include "backend.hpp"
 #include "hooks.hpp"
+#include "signals.hpp"
 
 namespace py = pybind11;
 using torch_kolo::ProcessGroupKolo;
@@ -62,6 +63,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_readwrite("algorithm", &Options::algorithm)
       .def_readwrite("reproducible", &Options::reproducible)
       .def_readwrite("blocking_wait", &Options::blocking_wait);
+  torch_kolo::run_signal_handlers();
   py::module_::import("atexit").attr("register")(py::cpp_function(&torch_kolo::Hooks::close_all));
   module.def("create", &create, py::arg("options"), py::arg("backend_options").none(true), py::call_guard<py::gil_scoped_release>());
 }

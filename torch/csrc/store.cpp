@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "signals.hpp"
+
 namespace torch_kolo {
 
 namespace {
@@ -30,6 +32,8 @@ int32_t Rendezvous::guarded(void* self, F&& call) {
     rendezvous.problem_ = error.what_without_backtrace();
   } catch (const std::exception& error) {
     rendezvous.problem_ = error.what();
+    // A store in Python may have run a signal handler.
+    keep_of_handler();
   } catch (...) {
     rendezvous.problem_ = "an unknown exception";
   }

@@ -12,6 +12,8 @@
 #include <thread>
 #include <utility>
 
+#include "signals.hpp"
+
 namespace torch_kolo {
 
 namespace {
@@ -22,6 +24,29 @@ kolo_result_t wait_for(kolo_work_t work, uint64_t timeout_ms) {
   }
   return kolo_work_wait_timeout(work, timeout_ms);
 }
+
+} // namespace
+
+kolo_result_t wait_to_the_end(kolo_work_t work) {
+  kolo_result_t result = KOLO_IN_PROGRESS;
+  while (result == KOLO_IN_PROGRESS) {
+    result = kolo_work_wait(work);
+  }
+  return result;
+}
+
+kolo_result_t finish_now(kolo_work_t work) {
+  kolo_result_t result = kolo_work_wait(work);
+  if (result == KOLO_IN_PROGRESS) {
+    // A signal handler has raised an exception. The caller gets its tensors back.
+    kolo_work_cancel(work);
+    result = wait_to_the_end(work);
+  }
+  kolo_work_destroy(work);
+  return result;
+}
+
+namespace {
 
 // Each once.
 std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors) {
@@ -50,6 +75,7 @@ std::vector<c10::Stream> streams_for(const std::vector<at::Tensor>& tensors) {
 // ---- Flight ----
 
 Flight::~Flight() {
+  leave();
   // The operation has ended or never started when the last reference is dropped.
   for (auto& step : steps_) {
     if (step.work != nullptr) {
@@ -116,6 +142,7 @@ bool Flight::settle(uint64_t timeout_ms) {
     }
     is_over_.store(true, std::memory_order_release);
   }
+  leave();
   // Without the lock, because hooks may wait for this call. One thread gets here.
   if (failure_) {
     await_hooks();
@@ -123,6 +150,12 @@ bool Flight::settle(uint64_t timeout_ms) {
     hooks_->completed(record_, milliseconds());
   }
   return true;
+}
+
+void Flight::leave() {
+  if (auto in_flight = std::exchange(in_flight_, nullptr)) {
+    --*in_flight;
+  }
 }
 
 void Flight::await_hooks() {
@@ -449,7 +482,8 @@ void hand_over(Waiter& waiter, uint64_t number, const std::shared_ptr<Flight>& f
   } catch (const std::system_error&) {
     // The system has no threads left. kolo uses the tensors until this returns, at the latest at
     // the operation's deadline.
-    flight->settle(kForever);
+    while (!flight->settle(kForever)) {
+    }
   }
 }
 
@@ -500,6 +534,7 @@ bool KoloWork::wait(std::chrono::milliseconds timeout) {
     return true;
   }
   if (!flight_->settle(is_limited ? static_cast<uint64_t>(timeout.count()) : kForever)) {
+    rethrow_of_handler();
     C10_THROW_ERROR(
         DistBackendError,
         c10::str(

@@ -71,6 +71,11 @@ class Flight {
   void advance();
   // Copies to this device wait for the work that the calling thread's stream has so far.
   void after_current_stream(c10::Device device);
+  // Counts this flight among those of its communicator until it has ended.
+  void count_in(std::shared_ptr<std::atomic<int64_t>> in_flight) {
+    in_flight_ = std::move(in_flight);
+    ++*in_flight_;
+  }
   // Whether the host has work after the end.
   void needs_host() {
     needs_host_ = true;
@@ -80,7 +85,7 @@ class Flight {
     return is_over_.load(std::memory_order_acquire);
   }
   // Waits at most for the timeout and does the work after the end. Returns false if the flight has
-  // not ended by then.
+  // not ended by then, or if a signal handler has raised an exception.
   bool settle(uint64_t timeout_ms);
   // After the end:
   const std::exception_ptr& failure() const {
@@ -117,6 +122,7 @@ class Flight {
 
  private:
   void finish(Step& step, kolo_result_t result);
+  void leave();
   void copy(const Copy& copy, kolo_work_t work);
 
   const std::shared_ptr<const Members> members_;
@@ -126,6 +132,7 @@ class Flight {
   std::vector<std::shared_ptr<Flight>> parts_;
   std::vector<at::Tensor> tensors_;
   bool needs_host_ = false;
+  std::shared_ptr<std::atomic<int64_t>> in_flight_;
   // The streams of copies to a device. They follow the work that the caller's streams had at the
   // call.
   std::optional<c10::Stream> stream_;
@@ -147,6 +154,13 @@ class Flight {
 };
 
 constexpr uint64_t kForever = UINT64_MAX;
+
+// Waits until an operation has ended, whatever signal handlers raise.
+kolo_result_t wait_to_the_end(kolo_work_t work);
+
+// Waits until an operation has ended, and frees its handle. Cancels it if a signal handler raises an
+// exception.
+kolo_result_t finish_now(kolo_work_t work);
 
 // Threads that settle flights without a caller that waits (the Work was dropped, or has a future),
 // and complete the futures.

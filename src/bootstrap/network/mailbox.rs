@@ -4,14 +4,14 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::lent::LentRegions;
 use crate::bootstrap::listener::handshake::{Hello, Purpose};
 use crate::bootstrap::listener::{Handler, Stream};
 use crate::bootstrap::observe;
 use crate::error::Cause;
-use crate::failure::{Query, Reply, StatusBoard};
+use crate::failure::{Query, Reply, StatusBoard, wait_check};
 use crate::sys::Waker;
 use crate::transport::NoLink;
 use crate::types::Rank;
@@ -114,6 +114,7 @@ impl Mailbox {
                 return Ok(waiting.remove(at).1);
             }
             if self.changed.wait_until(&mut arrived, deadline.min(Instant::now() + CHECK_INTERVAL)).timed_out() {
+                MutexGuard::unlocked(&mut arrived, wait_check::go_on).map_err(NoLink::Own)?;
                 if let Some(why) = absence() {
                     return Err(why);
                 }

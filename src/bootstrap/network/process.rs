@@ -16,7 +16,7 @@ use crate::bootstrap::observe::Offered;
 use crate::bootstrap::peer_info::PeerInfo;
 use crate::config::{CongestionControl, Settings};
 use crate::error::{Cause, Result};
-use crate::failure::StatusBoard;
+use crate::failure::{StatusBoard, wait_check};
 use crate::sys::{self, LocalStream, Poll, Process, TcpStream};
 use crate::transport::rail_link::RailLink;
 use crate::transport::tls::{End, Tls};
@@ -195,6 +195,7 @@ impl Network {
             if let Some(why) = absence() {
                 return Err(why);
             }
+            wait_check::go_on().map_err(NoLink::Own)?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let address = connector.target().to_string();

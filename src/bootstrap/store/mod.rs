@@ -29,9 +29,11 @@ pub(crate) mod tcp;
 #[cfg(test)]
 mod tests;
 mod url;
+mod watched;
 
 pub use kv::Store;
 pub use tcp::TcpStoreServer;
 
 pub(crate) use open::open;
 pub(crate) use url::{StoreUrl, masked};
+pub(crate) use watched::WatchedStore;

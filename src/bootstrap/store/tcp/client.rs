@@ -12,6 +12,7 @@ use super::server::{CAPACITY, TcpStoreServer, port_problem};
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::listener::Until;
 use crate::bootstrap::store::kv::{Store, check};
+use crate::bootstrap::store::watched;
 use crate::error::{Result, StoreError};
 use crate::sys;
 
@@ -123,6 +124,7 @@ impl TcpStore {
                 Ok(store) => return Ok(store),
                 Err(last) => last,
             };
+            watched::check()?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(StoreError::Unreachable { waited: started.elapsed(), last });

@@ -33,6 +33,7 @@ from .error import check, error_of, last_error
 from .forms import listed, nested, options
 from .hooks import Hooks
 from .launch import Call, Launch, counts_array, milliseconds
+from .signals import rethrow_of_handler, run_signal_handlers
 from .store import Rendezvous
 from .tensors import check_dense, check_same_type, check_writable, moved, premultiplied, premultiply, reduced
 from .work import Flight, PendingWork, Waiter
@@ -68,6 +69,8 @@ class Channel:
     def __init__(self, in_order):
         self.comm = None
         self.waiter = Waiter(in_order)
+        # The flights that have not ended, as far as this process has noticed.
+        self.in_flight = set()
 
 
 class Coalescing:
@@ -230,6 +233,7 @@ class ProcessGroupKolo(Base):
         config.reproducible = 1 if options.reproducible else 0
         comm = library.Handle()
         result = library.comm_init_callbacks(comm, size, rendezvous.callbacks, rank, config)
+        rethrow_of_handler()
         if result == library.ERR_STORE and rendezvous.problem:
             raise dist.DistBackendError(f"the store of the rendezvous failed: {rendezvous.problem}")
         check(result, group.members)
@@ -892,3 +896,6 @@ def create(dist_options, given):
     options.group_name = dist_options.group_id
     options.global_ranks_in_group = dist_options.global_ranks_in_group
     return ProcessGroupKolo.connected(dist_options.store, dist_options.group_rank, dist_options.group_size, options)
+
+
+run_signal_handlers()

@@ -5,6 +5,7 @@ import ctypes
 import torch.distributed as dist
 
 from . import library
+from .signals import raised_by_handler
 
 # PyTorch's WorkResult, as futures have it.
 SUCCESS, TIMEOUT, COMM_ERROR = range(3)
@@ -19,8 +20,11 @@ def error_of(result, members):
     """The error of this thread's last call, with kolo's message: a ValueError for wrong arguments,
     otherwise a DistBackendError.
 
-    `members`: the ranks of the group as ranks of the job, which errors also name.
+    If the call ended because a signal handler raised an exception, it is that one. `members`: the
+    ranks of the group as ranks of the job, which errors also name.
     """
+    if raised := raised_by_handler():
+        return raised
     error = last_error()
     has_details = error is not None and error.code == result
     text = (error.message if has_details else library.error_string(result)).decode(errors="replace")

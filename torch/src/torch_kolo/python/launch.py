@@ -12,7 +12,7 @@ import torch
 from . import library
 from .error import ends_group, error_of
 from .tensors import is_plain, overlap
-from .work import Copy, EndedWork, Flight, PendingWork, Profile, Step, copy, hand_over
+from .work import Copy, EndedWork, Flight, PendingWork, Profile, Step, copy, finish_now, hand_over
 
 
 class Call(NamedTuple):
@@ -199,11 +199,17 @@ class Launch:
 
     def _run(self, operation, *arguments):
         stream = torch.cuda.current_stream(self._device).cuda_stream if self._device else None
-        if self._is_sync:
+        if self._is_sync and not self._channel.in_flight:
             if result := operation.now(*arguments, self._channel.comm, stream):
                 raise self._failure(result)
             return
         work = library.Handle()
+        if self._is_sync:
+            # It waits for those in flight, and signal handlers run in the wait for an operation.
+            result = operation.start(*arguments, self._channel.comm, stream, work) or finish_now(work.value)
+            if result:
+                raise self._failure(result)
+            return
         if result := operation.start(*arguments, self._channel.comm, stream, work):
             raise self._failure(result)
         if self._copies or self._check:
@@ -227,6 +233,7 @@ class Launch:
             if self._profile:
                 self._profile.end()
             return EndedWork(self._seq, self._timeout, outputs, (time.monotonic() - self._began) * 1000)
+        self._flight.count_in(self._channel.in_flight)
         self._group.hooks.watch(self._flight)
         is_collected = self._group.collect(self._flight, outputs, self._call.is_message)
         work = PendingWork(self._seq, self._timeout, outputs, self._flight, self._channel.waiter, self._profile)

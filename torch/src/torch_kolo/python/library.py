@@ -106,6 +106,9 @@ StoreGet = CFUNCTYPE(c_int32, c_void_p, c_char_p, c_uint64, c_void_p)
 StoreClaim = CFUNCTYPE(c_int32, c_void_p, c_char_p, c_void_p, c_size_t, c_uint64, c_void_p)
 
 
+WaitCheck = CFUNCTYPE(c_int32, c_void_p)
+
+
 class Store(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -178,6 +181,7 @@ recv_any = _operation("recv_any", Memory, Count, Type, POINTER(c_int32))
 last_error = _function("last_error", Handle, POINTER(Error))
 error_string = _function("error_string", c_int32, returns=c_char_p)
 call_timeout = _function("call_timeout", c_uint64)
+set_wait_check = _function("set_wait_check", WaitCheck, c_void_p)
 store_reply = _function("store_reply", Handle, c_char_p, c_size_t)
 
 comm_init_callbacks = _function("comm_init_callbacks", POINTER(Handle), c_int32, POINTER(Store), Rank, POINTER(Config))

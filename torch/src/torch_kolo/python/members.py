@@ -8,6 +8,8 @@ import torch.distributed as dist
 from . import library
 from .error import check, error_of
 from .launch import deadline
+from .signals import rethrow_of_handler
+from .work import wait_to_the_end
 
 
 class Operations:
@@ -25,11 +27,13 @@ class Operations:
 
     def wait_until(self, rank, until):
         """IN_PROGRESS if the operation has not ended by then."""
-        return library.work_wait_timeout(self._works[rank], max(0, int((until - time.monotonic()) * 1000)))
+        result = library.work_wait_timeout(self._works[rank], max(0, int((until - time.monotonic()) * 1000)))
+        rethrow_of_handler()
+        return result
 
     def close(self):
         for work in self._works.values():
-            library.work_wait(work)
+            wait_to_the_end(work)
             library.work_destroy(work)
 
 

@@ -4,6 +4,7 @@ import ctypes
 import datetime
 
 from . import library
+from .signals import keep_of_handler
 
 
 class Rendezvous:
@@ -42,6 +43,7 @@ def _guarded(function, store, problems):
             function(store, *arguments)
             return 0
         except BaseException as error:
+            keep_of_handler(error)
             problems.append(str(error) or type(error).__name__)
             return 1
 

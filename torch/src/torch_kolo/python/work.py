@@ -13,6 +13,7 @@ import torch.distributed as dist
 from . import library
 from .error import COMM_ERROR, SUCCESS, ends_group, error_of, work_result_of
 from .hooks import warn
+from .signals import rethrow_of_handler
 
 
 class Copy(NamedTuple):
@@ -42,6 +43,26 @@ class Step:
     def __del__(self):
         # The operation has ended when the last reference is dropped.
         library.work_destroy(self.work)
+
+
+def wait_to_the_end(work):
+    """Waits until an operation has ended, whatever signal handlers raise."""
+    while (result := library.work_wait(work)) == library.IN_PROGRESS:
+        pass
+    return result
+
+
+def finish_now(work):
+    """Waits until an operation has ended, and frees its handle. Cancels it if a signal handler raises
+    an exception.
+    """
+    result = library.work_wait(work)
+    if result == library.IN_PROGRESS:
+        # The caller gets its tensors back.
+        library.work_cancel(work)
+        result = wait_to_the_end(work)
+    library.work_destroy(work)
+    return result
 
 
 class Flight:
@@ -79,6 +100,8 @@ class Flight:
         self._result_future = None
         # What completes the futures that are not complete. A Waiter has this flight once for each.
         self._due = []
+        # The flights of the communicator that have not ended, by id.
+        self._all = None
 
     # The launching thread calls these.
 
@@ -92,13 +115,18 @@ class Flight:
         """Adds a part. The flight has ended when all its parts have ended."""
         self._parts.append(flight)
 
+    def count_in(self, flights):
+        """Counts this flight among those of its communicator until it has ended."""
+        self._all = flights
+        flights.add(id(self))
+
     def after_current_stream(self, device):
         """Copies to this device wait for the work that the calling thread's stream has so far."""
         self._before.append(torch.cuda.current_stream(device).record_event())
 
     def settle(self, seconds=None):
         """Waits at most for the time given and does the work after the end. Returns False if the
-        flight has not ended by then.
+        flight has not ended by then, or if a signal handler has raised an exception.
         """
         if self.is_over:
             return True
@@ -109,8 +137,8 @@ class Flight:
                 result = library.work_wait(step.work)
             else:
                 result = library.work_wait_timeout(step.work, max(0, int((until - time.monotonic()) * 1000)))
-                if result == library.IN_PROGRESS:
-                    return False
+            if result == library.IN_PROGRESS:
+                return False
             self._finish(step, result)
         for part in self._parts:
             if not part.settle(None if until is None else max(0.0, until - time.monotonic())):
@@ -122,6 +150,8 @@ class Flight:
                 if part.failure and not self.failure:
                     self.failure, self.result, self._ends_group = part.failure, part.result, part._ends_group
             self.is_over = True
+        if self._all is not None:
+            self._all.discard(id(self))
         # Without the lock, because hooks may wait for this call. One thread gets here.
         if self.failure:
             self.await_hooks()
@@ -438,7 +468,8 @@ def hand_over(waiter, number, flight):
     except RuntimeError:
         # The system has no threads left. kolo uses the tensors until this returns, at the latest at
         # the operation's deadline.
-        flight.settle()
+        while not flight.settle():
+            pass
 
 
 class Profile:
@@ -578,6 +609,7 @@ class PendingWork(EndedWork):
             self._end_profile()
             return True
         if not flight.settle(seconds if is_limited else None):
+            rethrow_of_handler()
             raise dist.DistBackendError(
                 f"the operation with seq={self._seq} has not ended after {seconds * 1000:.0f} ms, the timeout of wait(). It continues: "
                 "wait again, or abort the process group."
