@@ -53,7 +53,7 @@ impl Window {
             }
             Err(error) => {
                 // Peers may read whatever has been published.
-                self.staged = self.phases.next().wrapping_sub(1);
+                self.staged = self.phases.last();
                 context.give_up();
                 Err(error)
             }

@@ -118,10 +118,18 @@ pub(crate) trait FlagLines {
     fn wake(&self, word: &AtomicU32);
 }
 
-/// Whether a rank no longer reads the slots of phases up to `phase`.
-pub(crate) fn has_finished(lines: &impl FlagLines, rank: usize, phase: u32) -> bool {
+/// Returns which phase since the start has this number: the one that is nearest to `last`.
+#[inline]
+fn widened(phase: u32, last: i64) -> i64 {
+    last + i64::from(phase.wrapping_sub(last as u32) as i32)
+}
+
+/// Whether a rank no longer reads the slots of phases up to `phase`, which may be long ago. `last` is
+/// the last phase that the calling rank has published. Both are counted since the start: more phases
+/// may lie between them than 32 bits can tell.
+pub(crate) fn has_finished(lines: &impl FlagLines, rank: usize, phase: i64, last: i64) -> bool {
     // Acquire: the reads of that rank are over.
-    is_reached(lines.finished(rank).load(Ordering::Acquire), phase)
+    widened(lines.finished(rank).load(Ordering::Acquire), last) >= phase
 }
 
 /// One rank's view of the phases of all ranks.
@@ -160,8 +168,7 @@ impl<L: FlagLines> Phases<L> {
     /// that this rank has published.
     #[inline]
     fn widen(&self, phase: u32) -> i64 {
-        let last = self.seen[self.rank];
-        last + i64::from(phase.wrapping_sub(last as u32) as i32)
+        widened(phase, self.seen[self.rank])
     }
 
     /// Counts phases as published and finished by this rank, as if it had run them.
@@ -173,6 +180,11 @@ impl<L: FlagLines> Phases<L> {
             self.line(self.rank, phase).phase.store(phase, Ordering::Relaxed);
         }
         self.finish();
+    }
+
+    /// The last phase that this rank has published, counted since the start.
+    pub(crate) fn last(&self) -> i64 {
+        self.seen[self.rank]
     }
 
     /// The phase that this rank publishes next.
@@ -245,12 +257,12 @@ impl<L: FlagLines> Phases<L> {
     }
 
     /// Declares that this rank no longer reads the slots of the phases so far. Returns the last of
-    /// them.
+    /// them, counted since the start.
     #[inline]
-    pub(crate) fn finish(&self) -> u32 {
-        let phase = self.seen[self.rank] as u32;
+    pub(crate) fn finish(&self) -> i64 {
+        let phase = self.seen[self.rank];
         // Release: the slots, to the rank that writes them next.
-        self.lines.finished(self.rank).store(phase, Ordering::Release);
+        self.lines.finished(self.rank).store(phase as u32, Ordering::Release);
         phase
     }
 
@@ -401,7 +413,7 @@ mod tests {
             return;
         }
         member.write(first);
-        if (1..member.ranks).all(|other| has_finished(&member.memory, other, first)) {
+        if (1..member.ranks).all(|other| has_finished(&member.memory, other, first.into(), member.phases.last())) {
             let slot = Phases::<Arc<Memory>>::slot(first);
             // SAFETY: loom checks that no rank reads the slot.
             member.memory.slots[0][slot].with_mut(|to| unsafe { *to = 0 });

@@ -97,14 +97,16 @@ impl Window {
 
     /// Gives up the stage and returns it, if every peer has finished with it.
     pub(crate) fn give_up_stage(&mut self) -> Option<Stage> {
-        self.stage.take_if(|_| have_read(&self.phases.lines, self.rank, &self.jobs, self.staged, &self.host))
+        let phases = Staged { phase: self.staged, last: self.phases.last() };
+        self.stage.take_if(|_| have_read(&self.phases.lines, self.rank, &self.jobs, phases, &self.host))
     }
 
     /// Leaves the stage to the host group, which uses it again when every peer has finished with
     /// it.
     pub(super) fn park_stage(&mut self) {
         let Some(stage) = self.stage.take() else { return };
-        let (rank, jobs, phase) = (self.rank, self.jobs.clone(), self.staged);
+        let (rank, jobs) = (self.rank, self.jobs.clone());
+        let phases = Staged { phase: self.staged, last: self.phases.last() };
         let flags = FlagArea { parts: self.phases.lines.parts.clone() };
         // The area remains this rank's until its peers have read.
         let area = self.area.take();
@@ -112,17 +114,25 @@ impl Window {
             stage,
             Box::new(move |host| {
                 let _ = &area;
-                have_read(&flags, rank, &jobs, phase, host)
+                have_read(&flags, rank, &jobs, phases, host)
             }),
         );
     }
 }
 
-/// Whether every peer has finished with what `rank` staged up to a phase: it has read that, or
-/// reads nothing in this area any more.
-fn have_read(flags: &FlagArea, rank: usize, jobs: &[Rank], phase: u32, host: &HostGroup) -> bool {
+/// The last phase in which a rank staged something, and the last that it has published, counted since
+/// the start.
+#[derive(Clone, Copy)]
+struct Staged {
+    phase: i64,
+    last: i64,
+}
+
+/// Whether every peer has finished with what `rank` staged: it has read that, or reads nothing in this
+/// area any more.
+fn have_read(flags: &FlagArea, rank: usize, jobs: &[Rank], staged: Staged, host: &HostGroup) -> bool {
     let is_done = |peer: usize| {
-        flags::has_finished(flags, peer, phase)
+        flags::has_finished(flags, peer, staged.phase, staged.last)
             || matches!(flags.rank_state(peer).state.load(Ordering::Acquire), LEFT | REVOKED)
             || host.has_ended(jobs[peer])
     };

@@ -857,3 +857,30 @@ fn old_knowledge_of_peers_is_not_taken_for_new() {
         assert_eq!(ahead, SLOTS, "after {passed} phases, the root overwrites no slot that was not read");
     }
 }
+
+/// A rank may have staged something so long ago that 32 bits do not tell whether its peers have read it.
+/// Its stage must be free all the same.
+#[test]
+fn what_was_staged_long_ago_has_been_read() {
+    for passed in [1 << 20, (1 << 31) + 1000, 3 << 30, u32::MAX - 2] {
+        let region = Arc::new(Region::heap(2 * AREA));
+        let mut ranks = [0, 1].map(|rank| {
+            let area = Area::new(region.clone(), AREA, rank, 2);
+            Phases::new(FlagArea { parts: area.parts().clone() }, rank, 2)
+        });
+        ranks.iter_mut().for_each(Phases::publish);
+        let [stages, reads] = &mut ranks;
+        let first = stages.finish();
+        let is_read = |stages: &Phases<FlagArea>, phase| super::flags::has_finished(&stages.lines, 1, phase, stages.last());
+        assert!(!is_read(stages, first), "it has not been read");
+        reads.finish();
+        for round in 1..=3 {
+            stages.pass(passed);
+            reads.pass(passed);
+            assert!(is_read(stages, first), "after {round} times {passed} phases");
+        }
+        stages.publish();
+        let latest = stages.finish();
+        assert!(!is_read(stages, latest) && is_read(stages, first), "after {passed} phases");
+    }
+}

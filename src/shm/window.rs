@@ -59,8 +59,9 @@ pub(crate) struct Window {
     pub(super) area: Option<Area>,
     /// Where this rank stages data, if it holds a stage.
     pub(super) stage: Option<Stage>,
-    /// The last phase in which this rank staged something.
-    pub(super) staged: u32,
+    /// The last phase in which this rank staged something, counted since the start: it may be longer
+    /// ago than the phases in shared memory, of 32 bits, can tell.
+    pub(super) staged: i64,
     /// For every rank, the stage that was last seen and the address of its slots.
     pub(super) slots: Vec<StageAt>,
     /// The communicator that the host group asks to give up the stage.
