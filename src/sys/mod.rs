@@ -91,7 +91,7 @@ pub(crate) use signal::on_user_signal;
 pub(crate) use socket::{
     LOSS_TOLERANT, PARTS, UNPACED, asks_about_listeners, congestion_control, connect, connect_from, connect_within,
     is_resource_shortage, limit_unsent, listen, listen_anywhere, listen_within, own_loopback, receive, resource_shortage, send,
-    set_congestion_control, shortage_of, tcp_socket,
+    set_congestion_control, shortage_of, tcp_socket, try_out_connecting,
 };
 pub(crate) use socket_watch::{SocketInfo, SocketWatch};
 pub(crate) use topology::{Domains, Processors, affinity, is_crowded};

@@ -10,13 +10,13 @@ use super::redis;
 use super::url::StoreUrl;
 use super::{file, hash, tcp};
 use crate::bootstrap::identity::Identity;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StoreError};
 use crate::sys;
 
 /// Opens a store. Rank 0 is its owner: it serves a store that must be served, and removes the
 /// values of a former run.
 pub(crate) fn open(url: &StoreUrl, owner: bool, identity: &Identity, deadline: Instant) -> Result<Box<dyn Store>> {
-    if let StoreUrl::Redis(_) | StoreUrl::Etcd(_) = url
+    if url.asks_a_foreign_server().is_some()
         && let Some(name) = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().find(|name| sys::is_overruled(name))
     {
         // The libraries that connect to these stores read the variables themselves.
@@ -25,6 +25,12 @@ pub(crate) fn open(url: &StoreUrl, owner: bool, identity: &Identity, deadline: I
             what,
             why: format!("{name} is set, by which that user chooses the authorities; unset it"),
         });
+    }
+    if let Some(address) = url.asks_a_foreign_server()
+        && let Err(error) = sys::try_out_connecting()
+    {
+        // The client would try again until the deadline.
+        return Err(StoreError::io("connecting to it")(error).at(address));
     }
     match url {
         StoreUrl::File(path) => {

@@ -126,6 +126,15 @@ pub(crate) fn masked(url: &str) -> String {
 }
 
 impl StoreUrl {
+    /// Returns the address if the server is not one of kolo, and so is asked by a library.
+    pub(super) fn asks_a_foreign_server(&self) -> Option<String> {
+        match self {
+            StoreUrl::Redis(url) => Some(url.to_string()),
+            StoreUrl::Etcd(url) => Some(url.to_string()),
+            _ => None,
+        }
+    }
+
     pub(crate) fn parse(url: &str) -> Result<StoreUrl> {
         StoreUrl::try_parse(url).map_err(|problem| StoreError::Url(problem).at(masked(url)))
     }

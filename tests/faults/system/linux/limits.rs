@@ -258,6 +258,17 @@ pub(crate) fn refused_calls() -> Outcome {
             }
         }
     }
+    // No server need run there: the rank would look for it until the deadline.
+    for (is_built, scheme) in [(cfg!(feature = "redis"), "redis"), (cfg!(feature = "etcd"), "etcd")] {
+        for call in ["socket", "connect", "setsockopt"].into_iter().filter(|_| is_built) {
+            let mut job = Job::start("refused", 1, 60_000, |_, command| {
+                command.env("KOLO_STORE", format!("{scheme}://127.0.0.1:9")).env("KOLO_START_TIMEOUT", "300s");
+                command.env("KOLO_WORLD_SIZE", "2").env("KOLO_TEST_REFUSED", format!("{call} {}", libc::EPERM));
+            });
+            let text = job.hear(0, "refused");
+            assert!(text.contains(&format!("the call {call} (")), "{scheme}, {call}: {text}");
+        }
+    }
     Passed(String::new())
 }
 
