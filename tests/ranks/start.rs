@@ -732,20 +732,24 @@ fn a_hung_file_system_ends_the_start_at_its_deadline() {
 fn a_failure_does_not_wait_for_a_hung_file_system() {
     let folder = temporary();
     let url = format!("hash://{}", fresh());
-    let mut comms: Vec<_> = connect(2, |_, builder| builder.store(&url).trace_dir(&folder).timeout(common::DEADLINE))
-        .into_iter()
-        .map(Result::unwrap)
-        .collect();
-    let Some(_files) = SilentFiles::mount_at(folder.clone()).filter(|_| is_root()) else {
+    let options = |_, builder: kolo::Builder| {
+        // `kolo top` finds the job by a file there, which its rank removes at the end.
+        builder.store(&url).trace_dir(&folder).top_dir(&folder).timeout(common::DEADLINE)
+    };
+    let mut comms: Vec<_> = connect(2, options).into_iter().map(Result::unwrap).collect();
+    let is_attached = || std::fs::read_dir(&folder).unwrap().count() == 1;
+    assert!(is_attached(), "there is no file for kolo top");
+    let Some(files) = SilentFiles::mount_at(folder.clone()).filter(|_| is_root()) else {
+        drop(comms);
         _ = std::fs::remove_dir(&folder);
         return common::not_run("a_failure_does_not_wait_for_a_hung_file_system; it needs root and /dev/fuse");
     };
     let (sender, ended) = std::sync::mpsc::channel();
-    let survivor = comms.remove(0);
+    let (survivor, there) = (comms.remove(0), folder.clone());
     std::thread::spawn(move || {
         let error = survivor.barrier().unwrap_err();
         assert_eq!(error.culprit(), Some(1), "{error}");
-        let error = survivor.dump_trace(folder.join("trace.json"));
+        let error = survivor.dump_trace(there.join("trace.json"));
         drop(survivor);
         sender.send(error.map_err(|error| error.to_string())).unwrap();
     });
@@ -753,6 +757,8 @@ fn a_failure_does_not_wait_for_a_hung_file_system() {
     let dumped = ended.recv_timeout(common::PATIENCE).expect("the failure waits for the file system");
     let error = dumped.expect_err("nothing answers");
     assert!(error.contains("did not answer in time"), "{error}");
+    drop(files);
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 /// Tests how `kolo run` and `kolo doctor` read a secret file that hangs, in another process with

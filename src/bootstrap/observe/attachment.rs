@@ -7,6 +7,7 @@
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::bootstrap::identity::{Identity, Run};
 use crate::bootstrap::peer_info::PeerInfo;
@@ -19,6 +20,9 @@ const MAGIC: &[u8; 12] = b"kolo-attach\x01";
 
 /// The most bytes of a file that are read.
 const LONGEST: u64 = 16 << 20;
+
+/// How long the end of a rank waits for the folder.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What the names of the files end with.
 const SUFFIX: &str = ".attach";
@@ -102,8 +106,15 @@ pub(in crate::bootstrap) struct AttachmentFile {
 
 impl Drop for AttachmentFile {
     fn drop(&mut self) {
-        if self.owner == std::process::id()
-            && let Err(error) = sys::remove(&self.path)
+        if self.owner != std::process::id() {
+            return;
+        }
+        let (folder, path) = (self.path.parent().unwrap_or(&self.path).display().to_string(), self.path.clone());
+        let (kind, until) = (format!("write {folder}"), Instant::now() + PATIENCE);
+        let removed = sys::by_deadline(kind, until, sys::SILENT_FILE, move || sys::remove(&path), |error| error);
+        // It holds a secret: without a thread for that, this one removes it.
+        if let Err(error) = removed
+            && (error.kind() == io::ErrorKind::TimedOut || sys::remove(&self.path).is_err())
         {
             crate::log::debug!(%error, path = %self.path.display(), "cannot remove the file for `kolo top`");
         }

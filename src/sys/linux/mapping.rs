@@ -76,6 +76,10 @@ impl Memory for Memfd {
         }
     }
 
+    fn check(&self) -> io::Result<()> {
+        self.0.check()
+    }
+
     fn extend(&self, range: &Range<usize>, deadline: Instant) -> io::Result<()> {
         check_file_size(range.end)?;
         reserve_in_pieces(range.clone(), deadline, |piece| {

@@ -28,6 +28,9 @@ pub(in crate::sys) trait Memory: AsFd + Sized {
     /// `len` bytes of its memory could kill this process, now or later.
     fn received(file: OwnedFd, len: usize) -> io::Result<Self>;
 
+    /// Fails if the program has closed the descriptor, whose number another file may have.
+    fn check(&self) -> io::Result<()>;
+
     /// Allocates a range behind the memory, before it is mapped.
     fn extend(&self, range: &Range<usize>, deadline: Instant) -> io::Result<()>;
 
@@ -118,7 +121,9 @@ impl<M: Memory> Mapping<M> {
     }
 
     pub(in crate::sys) fn file(&self) -> io::Result<Arc<M>> {
-        Ok(self.file.lock().clone().ok_or(Errno::BADF)?)
+        let file = self.file.lock().clone().ok_or(Errno::BADF)?;
+        file.check()?;
+        Ok(file)
     }
 
     pub(in crate::sys) fn base(&self) -> NonNull<u8> {

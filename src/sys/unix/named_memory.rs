@@ -19,6 +19,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use super::mapping::{Memory, reserve_in_pieces, write_every_page};
 use super::memory::check_file_size;
 use super::object::create_without_name;
+use crate::sys::Guarded;
 use crate::sys::extensions::{Extensions, MORE};
 
 /// The bytes before the memory.
@@ -27,7 +28,7 @@ const HEAD: usize = 64 << 10;
 const _: () = assert!(size_of::<Extensions>() <= HEAD, "the table fits its place");
 
 pub(in crate::sys) struct NamedMemory {
-    file: OwnedFd,
+    file: Guarded<OwnedFd>,
     head: Head,
 }
 
@@ -111,7 +112,7 @@ impl Memory for NamedMemory {
         check_file_size(size)?;
         let file = create_without_name()?;
         ftruncate(&file, size as u64)?;
-        Ok(NamedMemory { head: Head::map(&file)?, file })
+        Ok(NamedMemory { head: Head::map(&file)?, file: Guarded::new(file) })
     }
 
     fn received(file: OwnedFd, len: usize) -> io::Result<NamedMemory> {
@@ -121,7 +122,11 @@ impl Memory for NamedMemory {
         if !is_large_enough || !is_object(&file, &state)? {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        Ok(NamedMemory { head: Head::map(&file)?, file })
+        Ok(NamedMemory { head: Head::map(&file)?, file: Guarded::new(file) })
+    }
+
+    fn check(&self) -> io::Result<()> {
+        self.file.check()
     }
 
     fn extend(&self, range: &Range<usize>, _: Instant) -> io::Result<()> {

@@ -279,6 +279,32 @@ fn only_the_process_that_mapped_memory_gives_it_back() {
     assert_eq!(read(&mine, 0), 0);
 }
 
+/// The program has closed a descriptor, and another file has got its number.
+#[test]
+fn a_number_that_another_file_has_got_is_neither_used_nor_closed() {
+    use std::os::fd::AsRawFd;
+    let page = page_size();
+    let memory = Mapping::create(page, page).unwrap();
+    let number = memory.file().unwrap().as_fd().as_raw_fd();
+    let (mut reads, writes) = io::pipe().unwrap();
+    // SAFETY: no other thread uses the number.
+    assert_eq!(unsafe { libc::dup2(writes.as_raw_fd(), number) }, number);
+    drop(writes);
+    let error = memory.reserve(0..page, late()).unwrap_err();
+    assert!(error.to_string().contains("the program has closed a descriptor"), "{error}");
+    let [one, _other] = ends("number");
+    assert!(memory.hand_over(&one).is_err() && memory.extend(page..2 * page, late()).is_err());
+    drop(memory);
+    // SAFETY: the number is that of the pipe, which nothing else closes.
+    unsafe {
+        assert_eq!(libc::write(number, b"x".as_ptr().cast(), 1), 1);
+        assert_eq!(libc::close(number), 0);
+    }
+    let mut text = String::new();
+    reads.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "x");
+}
+
 #[test]
 fn more_memory_than_there_is_is_refused() {
     assert!(available_memory().unwrap() > 1 << 20);
