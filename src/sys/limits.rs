@@ -5,6 +5,7 @@
 pub(super) enum Resource {
     Descriptors,
     AddressSpace,
+    #[allow(dead_code, reason = "only systems with shared memory ask for it")]
     FileSize,
 }
 
