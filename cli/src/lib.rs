@@ -82,7 +82,16 @@ fn parse(words: impl IntoIterator<Item: Into<OsString> + Clone>) -> clap::error:
         if !commands.is_empty() {
             error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(commands));
         } else if error.get(ContextKind::SuggestedSubcommand).is_some() {
-            error.insert(ContextKind::SuggestedSubcommand, ContextValue::None);
+            error.remove(ContextKind::SuggestedSubcommand);
+        }
+        // It finds --address similar to --max-restarts, and has it in the usage.
+        let (given, similar) = (strings(error.get(ContextKind::InvalidArg)), strings(error.get(ContextKind::SuggestedArg)));
+        let is_far = |(given, similar): (&String, &String)| {
+            kolo::settings::nearest_of(given.trim_matches('-'), &[similar.trim_matches('-')]).is_none()
+        };
+        if given.first().zip(similar.first()).is_some_and(is_far) {
+            error.remove(ContextKind::SuggestedArg);
+            error.remove(ContextKind::Usage);
         }
         // clap's measure counts equal beginnings more than equal letters.
         let (given, known) = (strings(error.get(ContextKind::InvalidValue)), strings(error.get(ContextKind::ValidValue)));

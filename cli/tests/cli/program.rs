@@ -948,6 +948,10 @@ fn a_wrong_command_line_is_told_once_and_by_its_fault() {
         assert_eq!((status, err.matches(hint).count()), (code, 1), "{arguments:?}: {err}");
         assert!(!err.contains("--ranks <RANKS>\n") && !err.contains("[1] "), "{arguments:?}: {err}");
     }
+    for (option, tip) in [("--max-restarts", false), ("--hostfiel", true)] {
+        let (_, err) = failed(&["run", option, "3", "true"]);
+        assert_eq!(err.contains("similar argument exists"), tip, "{err}");
+    }
     // Commands that the help hides are not suggested.
     for (name, tip) in [("completions", true), ("agnt", false), ("gard", false)] {
         let (_, err) = failed(&[name]);

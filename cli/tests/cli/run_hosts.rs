@@ -299,6 +299,28 @@ fn survivors_on_all_hosts_go_on_if_they_may() {
     }
 }
 
+/// As in a job without a failure, what a rank with status 0 has left running remains. What the rank
+/// that died has started does not.
+#[test]
+fn what_survivors_leave_running_remains() {
+    for place in [&["-n", "3"][..], &["--hosts", "a,b:2"]] {
+        let bed = Bed::new("remains");
+        // Rank 2 starts its program when the system has forgotten rank 1.
+        let script = format!(
+            "{LEAVE_IDS} [ $KOLO_RANK = 0 ] && exit; \
+             [ $KOLO_RANK = 1 ] && {{ sleep 600 & echo $! > child1; kill -KILL $$; }}; \
+             until [ -s child1 ] && ! kill -0 $(cat pid1) 2>/dev/null; do :; done; \
+             sleep 600 >/dev/null 2>&1 & echo $! > child2"
+        );
+        let output = bed.run(place).args(["--keep-going", "--", "sh", "-c", &script]).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        let child = |rank: usize| fs::read_to_string(bed.0.join(format!("child{rank}"))).unwrap().trim().parse().unwrap();
+        assert_ended(&[child(1)]);
+        assert!(lives(child(2)), "{place:?}: {}", text(&output.stderr));
+        send(child(2), Signal::KILL);
+    }
+}
+
 /// The files in which ranks report their failures are on their hosts.
 #[test]
 fn the_rank_that_an_error_names_is_reported() {
