@@ -94,6 +94,14 @@ pub(crate) fn say_wrapped(start: &str, text: &str) {
     wrap(start, text, start.chars().count(), most).iter().for_each(|line| say(line));
 }
 
+/// Writes a line of prose. On a terminal it breaks between words, and goes on a little further in.
+pub(crate) fn say_prose(line: &str) {
+    let most = if std::io::stdout().is_terminal() { width() } else { usize::MAX };
+    let text = line.trim_start();
+    let indent = line.len() - text.len();
+    wrap(&line[..indent], text, indent + 4, most).iter().for_each(|line| say(line));
+}
+
 /// Writes a remark on a table. On a terminal, each of its lines is a remark.
 pub(crate) fn remark(text: &str) {
     let most = if std::io::stdout().is_terminal() { width() } else { usize::MAX };

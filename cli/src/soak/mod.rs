@@ -20,6 +20,7 @@ use kolo::TcpStoreServer;
 
 use crate::random::{hexadecimal, random};
 use crate::run::process::{self, prepare};
+use crate::table::say_prose;
 use crate::units::{count, duration, show_ranks};
 use crate::{complain, is_read, say};
 use judge::{Outcome, judge};
@@ -130,7 +131,7 @@ fn play_rounds(args: &Args) -> Result<(), End> {
                 )),
             })?;
             tally.add(&round, operations);
-            say(&format!("round {number}: {}: {line}", describe_round(&round)));
+            say_prose(&format!("round {number}: {}: {line}", describe_round(&round)));
         }
         let is_over = tally.rounds > 0 && began.elapsed().as_secs_f64() > 60.0 * args.minutes;
         if args.round.is_some() || is_over || !is_read() || tally.rounds == 0 && number >= SEARCHED {

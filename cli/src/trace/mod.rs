@@ -9,8 +9,9 @@ use std::path::PathBuf;
 use clap::Args as ClapArgs;
 
 use crate::complain;
+use crate::files;
+use crate::table::say_prose as say;
 use crate::units::{count, show_ranks, show_seconds};
-use crate::{files, say};
 use analysis::{Disagreement, Job, Lateness};
 use dump::{Dump, Operation, Outcome};
 

@@ -289,6 +289,17 @@ fn equal_sentences_are_said_once() {
     let [sentence] = sentences[..] else { panic!("{said}") };
     assert!(sentence.starts_with("ranks 0 to 2 on world: barrier seq=1 failed after "), "{said}");
     assert_eq!(said.matches("failed after").count(), 2, "{said}");
+    // A terminal breaks no word of them.
+    #[cfg(unix)]
+    {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
+        command.arg("trace").arg(&folder.0);
+        let mut terminal = crate::top::Pty::start_in(command, (40, 80));
+        assert!(terminal.program.wait().unwrap().success());
+        let shown = terminal.all();
+        assert!(said.lines().any(|line| line.len() > 80) && shown.lines().all(|line| line.trim_end().len() <= 80), "{shown}");
+        assert!(shown.split_whitespace().eq(said.split_whitespace()), "{shown}");
+    }
 }
 
 #[test]
