@@ -165,10 +165,6 @@ def train_and_evaluate(local_rank, per_host, distributed, args):
     if args.evaluate:
         evaluate(val_data, model, device, distributed, is_first)
         return
-    if len(train_data) == 0:
-        # Incomplete batches are dropped.
-        what = f"an epoch has no step: a step takes {batch} images of each of {world} ranks, and there are {len(train_set)}"
-        raise SystemExit(f"{what}; give a smaller --batch-size (-b)" if is_first else 1)
     for epoch in range(args.start_epoch, args.epochs):
         if train_sampler:
             train_sampler.set_epoch(epoch)
