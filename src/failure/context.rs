@@ -206,7 +206,9 @@ impl<'a> OpContext<'a> {
         #[cfg(test)]
         assert!(!PANICS.take(), "a panic for a test");
         let is_collective = !self.descriptor.op.is_point_to_point();
-        if wait_check::go_on().is_err() || self.info.cancel.stops(is_collective.then_some(self.descriptor.seq)) {
+        // Most waits are short, and ask nothing.
+        let asks = wait_check::has_wait_check() && self.started().elapsed() >= wait_check::INTERVAL;
+        if asks && wait_check::go_on().is_err() || self.info.cancel.stops(is_collective.then_some(self.descriptor.seq)) {
             return Err(Error::Aborted { op: self.called, seq: self.descriptor.seq });
         }
         match self.timeout.checked_sub(self.started().elapsed()) {

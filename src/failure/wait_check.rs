@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 /// How often a thread asks while it waits.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(50);
 
-/// A wait that a signal ends early begins anew, and the check is due then.
-const LEAST: Duration = Duration::from_millis(10);
+/// The least time between two checks: links may wake a thread much more often than it asks, and a
+/// check may wait for the lock of an interpreter.
+const LEAST: Duration = Duration::from_millis(40);
 
 type Check = Rc<dyn Fn() -> bool>;
 
@@ -140,6 +141,26 @@ mod tests {
         assert_eq!(count, 3);
         // The peer learns why.
         assert!(matches!(of_peer, Err(Error::Peer { rank: 0, cause: Cause::Aborted, .. })), "{of_peer:?}");
+    }
+
+    /// A check may wait for the lock of an interpreter, so short waits do not ask.
+    #[test]
+    fn many_waits_ask_no_more_often_than_a_long_one() {
+        let mut ranks = Communicator::in_process(2).unwrap();
+        let (one, zero) = (ranks.pop().unwrap(), ranks.pop().unwrap());
+        std::thread::scope(|scope| {
+            scope.spawn(move || (0..20_000).for_each(|_| one.barrier().unwrap()));
+            let count = Rc::new(Cell::new(0));
+            let counted = count.clone();
+            set_wait_check(Some(Box::new(move || {
+                counted.set(counted.get() + 1);
+                true
+            })));
+            let began = Instant::now();
+            (0..20_000).for_each(|_| zero.barrier().unwrap());
+            set_wait_check(None);
+            assert!(LEAST * count.get() <= began.elapsed() + LEAST, "{} checks in {:?}", count.get(), began.elapsed());
+        });
     }
 
     #[test]
