@@ -10,7 +10,12 @@ const USUAL: usize = 80;
 /// Returns how many columns a line may have.
 pub(crate) fn width() -> usize {
     let terminal = std::io::stdout().is_terminal().then(crossterm::terminal::size);
-    terminal.and_then(Result::ok).map_or(USUAL, |(columns, _)| usize::from(columns)).max(USUAL / 2)
+    fitting(terminal.and_then(Result::ok).map_or(0, |(columns, _)| columns))
+}
+
+/// A terminal without a size, such as the one that Open MPI gives to ranks, has no columns.
+fn fitting(columns: u16) -> usize {
+    if columns == 0 { USUAL } else { usize::from(columns).max(USUAL / 2) }
 }
 
 /// Where the cells of a column begin or end.
@@ -115,6 +120,11 @@ pub(crate) fn remark(text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_terminal_without_a_size_has_the_usual_columns() {
+        assert_eq!([0, 10, 79, 200].map(fitting), [80, 40, 79, 200]);
+    }
 
     #[test]
     fn columns_are_as_wide_as_their_cells() {
