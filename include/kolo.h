@@ -1275,9 +1275,10 @@ kolo_result_t kolo_start_recv_any(void *recv,
 //   KOLO_ERR_ABORTED. If it waits for earlier operations of the communicator, it ends when these
 //   do.
 // - kolo_work_wait, kolo_work_wait_timeout, kolo_work_wait_any and kolo_work_wait_on return
-//   KOLO_IN_PROGRESS, and the operation goes on.
+//   KOLO_IN_PROGRESS, and the operation goes on. But a collective that kolo_work_wait runs on this
+//   thread, because it had not begun, is a blocking operation.
 //
-// In a wait for nonblocking operations, the function may call everything. In other waits,
+// In a wait for operations that run elsewhere, the function may call everything. In other waits,
 // kolo_comm_abort and kolo_comm_destroy are allowed, and others return KOLO_ERR_ARGUMENT: the
 // communicator is in use. kolo_comm_destroy then ends the communicator at once, and frees it when
 // the call has returned. The function must not throw C++ exceptions, nor leave by longjmp.

@@ -49,6 +49,11 @@ impl Entry {
 
     /// Returns how the operation ended, or that it has not ended by the deadline.
     fn outcome(&self, deadline: Option<Instant>) -> Result<kolo_result_t, Fault> {
+        // A wait in pieces helps no operation by itself, and to wake the progress thread takes much
+        // longer than a small collective.
+        if deadline.is_none() && has_wait_check() {
+            self.work.help();
+        }
         match in_pieces(deadline, |deadline| self.work.outcome(deadline)) {
             None => Ok(KOLO_IN_PROGRESS),
             Some(Ok(())) => Ok(KOLO_OK),

@@ -179,6 +179,11 @@ impl<B> Work<B> {
         self.shared.progress.outcome(deadline)
     }
 
+    /// Runs the operation, and those before it, on this thread, if the thread can and nothing runs them.
+    pub(crate) fn help(&self) {
+        self.shared.progress.help();
+    }
+
     /// Calls a function once when the operation has ended, on a thread of its own. It may wait for
     /// anything. Fails in a forked child.
     pub(crate) fn on_done(&self, function: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
@@ -337,6 +342,19 @@ impl Progress {
 
     fn is_finished(&self) -> bool {
         self.has_ended.load(Ordering::Acquire)
+    }
+
+    /// See [`Work::help`].
+    fn help(&self) {
+        if self.check_process().is_err() {
+            return;
+        }
+        if let Some(helper) = self.helper.upgrade() {
+            let waiting = helper.help(&|| self.is_finished());
+            if self.is_finished() {
+                helper.has_waited(waiting);
+            }
+        }
     }
 
     /// See [`Work::outcome`].

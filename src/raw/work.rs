@@ -40,6 +40,13 @@ impl RawWork {
         self.work.outcome(deadline)
     }
 
+    /// Runs the operation, if this thread can: a collective that has not begun, as
+    /// [`RawWork::outcome`] without a deadline does. The wait check of this thread then counts as in a
+    /// blocking call. Returns before the operation has ended if another thread runs it.
+    pub fn help(&self) {
+        self.work.help();
+    }
+
     /// Returns how long the operation took: from its beginning, after the operations that were
     /// started before it, to its end. It contains the time in which this rank waited for others.
     /// Zero if the operation failed before it began; `None` if it has not ended, and in a forked
