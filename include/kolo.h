@@ -113,7 +113,7 @@ typedef struct kolo_error_t {
   int32_t rank;
   // How that rank failed.
   kolo_cause_t cause;
-  // The operation that failed. A failed receive is reported as the matching send.
+  // The operation that failed.
   kolo_op_t op;
   // The process id of the rank at fault, on its host; 0 if not known.
   uint32_t pid;

@@ -22,7 +22,7 @@ pub struct kolo_error_t {
     pub rank: i32,
     /// How that rank failed.
     pub cause: kolo_cause_t,
-    /// The operation that failed. A failed receive is reported as the matching send.
+    /// The operation that failed.
     pub op: kolo_op_t,
     /// The process id of the rank at fault, on its host; 0 if not known.
     pub pid: u32,

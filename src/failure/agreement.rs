@@ -249,4 +249,24 @@ mod tests {
         let message = Descriptor { op: Op::Send, seq: 2, ..Descriptor::nothing() };
         assert_is_of(&reported(mine, seen(message.op, message.seq)), message);
     }
+
+    /// Rank 2 waited for rank 1 in an all-reduce, and rank 1 in a receive: it is no stranger to itself.
+    #[test]
+    fn a_rank_that_is_late_for_another_call_is_told_both_calls() {
+        let members = vec![Member { host: "here".into(), pid: 1 }; 3];
+        let timeout = Duration::from_secs(3600);
+        let info = CommInfo { rank: 1, members, timeout, start_timeout: timeout, cancel: Default::default() };
+        let cause = Cause::Absent { deadline: timeout, last_seq: 0, elsewhere: None };
+        let theirs = call(Op::AllReduce, Some(ReduceOp::Sum), None, 2);
+        let what = Failure::Failed { culprit: 1, cause };
+        let report = FailureReport { origin: 2, what, during: theirs, after: timeout, completed: 0 };
+        let told = |mine: Descriptor| report.error(&info, Some((mine, timeout)), |_| None);
+        match told(call(Op::Recv, None, None, 2)) {
+            Error::Mismatch { culprit: 1, rank: 1, peer: 2, mine, theirs, .. } => {
+                assert_eq!((mine.op, theirs.op), (Op::Recv, Op::AllReduce));
+            }
+            other => panic!("{other}"),
+        }
+        assert!(matches!(told(theirs), Error::Peer { rank: 1, cause: Cause::Absent { .. }, .. }));
+    }
 }

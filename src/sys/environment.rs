@@ -10,16 +10,22 @@ use super::between_forks;
 
 /// Returns a variable of the environment. In a program with rights that the user who started it need
 /// not have (setuid, setgid, file capabilities), no variable counts: it would let that user choose
-/// where the program writes and connects. The log names those of kolo that are set.
+/// where the program writes and connects. The log names those of kolo and of launchers that are set.
 pub(crate) fn variable(name: &str) -> Option<OsString> {
     let value = std::env::var_os(name)?;
     if !*IS_PRIVILEGED {
         return Some(value);
     }
-    if name.starts_with("KOLO_") {
+    if is_told(name) {
         warn(name);
     }
     None
+}
+
+/// Whether a program notices that a variable does not count: it would be a world of one without those of
+/// its launcher.
+fn is_told(name: &str) -> bool {
+    ["RANK", "WORLD_SIZE"].contains(&name) || ["KOLO_", "OMPI_", "PMI", "PALS_", "SLURM_"].iter().any(|own| name.starts_with(own))
 }
 
 /// Returns the names of all variables, whether they count or not.
