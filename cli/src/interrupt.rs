@@ -1,8 +1,9 @@
 //! Signals that ask a command to end, which then reports what it has measured so far.
 
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::unbounded;
+use crossbeam_channel::{RecvTimeoutError, unbounded};
 
 use crate::run::process::{Event, Signal, watch_signals};
 
@@ -11,8 +12,9 @@ use crate::run::process::{Event, Signal, watch_signals};
 pub(crate) struct Interrupt(Arc<OnceLock<Signal>>);
 
 impl Interrupt {
-    /// Watches for signals. At the second one, the process ends at once, after `clean_up`.
-    pub(crate) fn watch(clean_up: impl Fn() + Send + 'static) -> Result<Interrupt, String> {
+    /// Watches for signals. At the second one, the process ends at once, after `clean_up`. It also does if
+    /// it has not ended by itself so long after the first, if `patience` is given.
+    pub(crate) fn watch(patience: Option<Duration>, clean_up: impl Fn() + Send + 'static) -> Result<Interrupt, String> {
         let failed = |error: std::io::Error| format!("cannot watch for signals: {error}");
         let interrupt = Interrupt::default();
         let (events, signals) = unbounded();
@@ -21,13 +23,25 @@ impl Interrupt {
         let watch = move || {
             // The sender lives as long as the process.
             let _events = events;
-            for event in signals {
-                if let Event::Signalled(signal) = event
-                    && signal.ends()
-                    && first.0.set(signal).is_err()
-                {
-                    clean_up();
-                    std::process::exit(signal.exit_code());
+            let end = |signal: Signal| {
+                clean_up();
+                std::process::exit(signal.exit_code())
+            };
+            let mut latest = None;
+            loop {
+                let event = match latest {
+                    Some(latest) => signals.recv_deadline(latest),
+                    None => signals.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                };
+                match event {
+                    Ok(Event::Signalled(signal)) if signal.ends() => {
+                        if first.0.set(signal).is_err() {
+                            end(signal);
+                        }
+                        latest = patience.map(|patience| Instant::now() + patience);
+                    }
+                    Ok(_) => {}
+                    Err(_) => first.signal().into_iter().for_each(end),
                 }
             }
         };

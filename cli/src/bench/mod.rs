@@ -13,6 +13,8 @@ mod table;
 
 use kolo::{Communicator, DType, ReduceOp, bf16, f16};
 
+use std::time::Duration;
+
 use crate::interrupt::Interrupt;
 use crate::run::process::Signal;
 use crate::{files, is_read};
@@ -21,13 +23,17 @@ use measure::{Figures, Measured, Plan};
 use pattern::Pattern;
 use report::{Report, Row};
 
+/// How long a measurement may go on after a signal.
+const MOST: Duration = Duration::from_secs(5);
+
 /// Measures. Returns the signal that ended the measurement, if one did.
 pub(crate) fn bench(args: &Args) -> Result<Option<Signal>, String> {
     args.check(usize::MAX)?;
     args.check_files()?;
     let comm = args.connect().map_err(|error| error.to_string())?;
     args.check(comm.world_size())?;
-    let interrupt = Interrupt::watch(|| {})?;
+    // All rows but that of a long measurement have been printed by then.
+    let interrupt = Interrupt::watch(Some(MOST), || {})?;
     let report = match args.dtype {
         DType::F32 => bench_typed::<f32>(args, &comm, &interrupt),
         DType::F64 => bench_typed::<f64>(args, &comm, &interrupt),

@@ -62,7 +62,7 @@ pub(crate) fn compare(args: &Args) -> Result<Option<Signal>, String> {
     }
     let folder = Folder::new()?;
     let path = folder.path().to_owned();
-    let interrupt = Interrupt::watch(move || _ = std::fs::remove_dir_all(&path))?;
+    let interrupt = Interrupt::watch(None, move || _ = std::fs::remove_dir_all(&path))?;
     let run = Run { args, interrupt, has_files: args.json.is_some() || args.plot.is_some() };
     let busy = Busy::start();
     let mut report = match args.task {

@@ -553,6 +553,14 @@ mod run {
     }
 
     #[test]
+    fn a_bench_ends_at_a_signal_however_long_it_would_measure() {
+        let mut child = start(&["bench", "all_reduce", "--sizes", "1M", "--iters", "1000000000"]);
+        assert!(lines(child.stdout.take().unwrap()).any(|line| line.contains("(GB/s)")));
+        assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+    }
+
+    #[test]
     fn a_launcher_that_is_told_to_stop_stops_its_ranks() {
         let (child, pids) = sleeping_ranks();
         assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
