@@ -64,7 +64,7 @@ mod tests {
     struct Seen {
         comm: kolo_comm_t,
         calls: Cell<u32>,
-        /// After so many calls the wait ends.
+        /// The number of calls after which the function ends the wait.
         last: u32,
         destroys: bool,
         results: Cell<[kolo_result_t; 2]>,

@@ -118,10 +118,13 @@ impl Engine {
     fn add<'a>(&mut self, active: &mut InFlight<Active<'a>>, job: Job<'a>, paused: Option<Paused>) -> u64 {
         let key = active.next_key();
         let job = match paused {
-            Some(paused) => Active::resume(paused, job),
+            Some(paused) => {
+                let job = Active::resume(paused, job);
+                self.outbox.resume(job.number, key);
+                job
+            }
             None => Active::new(self.outbox.begin(key), job),
         };
-        self.outbox.resume(job.number, key);
         // The first of all is behind no other job.
         if !active.is_empty()
             && let Some(end) = Instant::now().checked_add(job.job.context.left())

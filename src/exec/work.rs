@@ -346,14 +346,22 @@ impl Progress {
 
     /// See [`Work::help`].
     fn help(&self) {
-        if self.check_process().is_err() {
-            return;
+        if self.check_process().is_ok()
+            && let Some(waiting) = self.helped()
+            && self.is_finished()
+        {
+            self.has_waited(waiting);
         }
+    }
+
+    /// Helps, unless the communicator has ended, which nothing here keeps alive.
+    fn helped(&self) -> Option<Waiting> {
+        Some(self.helper.upgrade()?.help(&|| self.is_finished()))
+    }
+
+    fn has_waited(&self, waiting: Waiting) {
         if let Some(helper) = self.helper.upgrade() {
-            let waiting = helper.help(&|| self.is_finished());
-            if self.is_finished() {
-                helper.has_waited(waiting);
-            }
+            helper.has_waited(waiting);
         }
     }
 
@@ -362,9 +370,7 @@ impl Progress {
         if let Err(forked) = self.check_process() {
             return Some(Err(forked));
         }
-        // Not kept while this thread sleeps: the communicator may end meanwhile.
-        let helper = || self.helper.upgrade().filter(|_| deadline.is_none());
-        let waiting = helper().map(|helper| helper.help(&|| self.is_finished()));
+        let waiting = if deadline.is_none() { self.helped() } else { None };
         let mut outcome = self.outcome.lock();
         while outcome.ended.is_none() {
             match deadline {
@@ -375,8 +381,8 @@ impl Progress {
         }
         let ended = outcome.ended.clone();
         drop(outcome);
-        if let (Some(helper), Some(waiting)) = (helper(), waiting) {
-            helper.has_waited(waiting);
+        if let Some(waiting) = waiting {
+            self.has_waited(waiting);
         }
         ended
     }

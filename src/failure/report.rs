@@ -146,22 +146,27 @@ impl FailureReport {
         };
         let host = |rank: Rank| info.members[rank].host.clone();
         let me = info.rank;
-        let differs = self.origin != me && during.is_some_and(|(mine, _)| mine.op.of_pair() != self.during.op.of_pair());
+        // This rank waited in another call than the one in which a peer waited for it.
+        if let (Failure::Failed { culprit, cause: Cause::Absent { .. } }, Some((mine, _))) = (&self.what, during)
+            && *culprit == me
+            && self.origin != me
+            && mine.op.of_pair() != self.during.op.of_pair()
+        {
+            return Error::Mismatch {
+                culprit: me,
+                rank: me,
+                peer: self.origin,
+                host: host(self.origin),
+                mine: Box::new(mine),
+                theirs: Box::new(self.during),
+                is_tie: false,
+            };
+        }
         match &self.what {
             Failure::Failed { culprit, cause: Cause::Aborted | Cause::Panicked | Cause::Shrinks } if *culprit == me => {
                 let Descriptor { op, seq, .. } = during.map_or(self.during, |(during, _)| during);
                 Error::Aborted { op, seq }
             }
-            // This rank waited in another call than the one that a peer waited for.
-            Failure::Failed { culprit, cause: Cause::Absent { .. } } if *culprit == me && differs => Error::Mismatch {
-                culprit: me,
-                rank: me,
-                peer: self.origin,
-                host: host(self.origin),
-                mine: Box::new(during.map_or(self.during, |(mine, _)| mine)),
-                theirs: Box::new(self.during),
-                is_tie: false,
-            },
             Failure::Failed { culprit, cause } => peer(*culprit, cause.clone()),
             Failure::Mismatch { ranks: [witness, culprit], calls: [right, wrong], is_tie, .. } => {
                 let (witness, culprit, right, wrong, is_tie) = (*witness, *culprit, *right, *wrong, *is_tie);

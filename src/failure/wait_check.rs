@@ -112,7 +112,8 @@ mod tests {
     use crate::communicator::Communicator;
     use crate::error::{Cause, Error};
 
-    /// Waits in vain for rank 1 until the check has been asked so often; returns what a receive says.
+    /// Waits in vain for rank 1 until the check has been asked `asked` times; returns what the receive
+    /// says, how often it was asked, and what rank 1 is told.
     fn receive_until(asked: u32) -> (crate::error::Result<()>, u32, crate::error::Result<()>) {
         let mut ranks = Communicator::in_process(2).unwrap();
         let (one, zero) = (ranks.pop().unwrap(), ranks.pop().unwrap());

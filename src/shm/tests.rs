@@ -829,16 +829,21 @@ mod taken_back {
     }
 }
 
+/// The phases of two ranks that share flags.
+fn two_ranks() -> [Phases<FlagArea>; 2] {
+    let region = Arc::new(Region::heap(2 * AREA));
+    [0, 1].map(|rank| {
+        let area = Area::new(region.clone(), AREA, rank, 2);
+        Phases::new(FlagArea { parts: area.parts().clone() }, rank, 2)
+    })
+}
+
 /// What a rank knows of its peers may be older than half of the range of the phases in shared
 /// memory. It must not read as new then.
 #[test]
 fn old_knowledge_of_peers_is_not_taken_for_new() {
     for passed in [1 << 20, (1 << 31) + 1000, 3 << 30, u32::MAX - 2] {
-        let region = Arc::new(Region::heap(2 * AREA));
-        let mut ranks = [0, 1].map(|rank| {
-            let area = Area::new(region.clone(), AREA, rank, 2);
-            Phases::new(FlagArea { parts: area.parts().clone() }, rank, 2)
-        });
+        let mut ranks = two_ranks();
         // Both see each other's first phase, and then nothing of each other for long.
         ranks.iter_mut().for_each(Phases::publish);
         let [root, reader] = &mut ranks;
@@ -863,11 +868,7 @@ fn old_knowledge_of_peers_is_not_taken_for_new() {
 #[test]
 fn what_was_staged_long_ago_has_been_read() {
     for passed in [1 << 20, (1 << 31) + 1000, 3 << 30, u32::MAX - 2] {
-        let region = Arc::new(Region::heap(2 * AREA));
-        let mut ranks = [0, 1].map(|rank| {
-            let area = Area::new(region.clone(), AREA, rank, 2);
-            Phases::new(FlagArea { parts: area.parts().clone() }, rank, 2)
-        });
+        let mut ranks = two_ranks();
         ranks.iter_mut().for_each(Phases::publish);
         let [stages, reads] = &mut ranks;
         let first = stages.finish();

@@ -92,7 +92,7 @@ fn is_not_measured(dtype: &str) -> bool {
 }
 
 impl Args {
-    /// Returns an error if the arguments contradict each other, or a job of so many ranks.
+    /// Returns an error if the arguments contradict each other, or do not fit the number of ranks.
     pub(crate) fn check(&self, ranks: usize) -> Result<(), String> {
         if is_not_measured(self.dtype.name()) {
             let why = if self.dtype.is_float() { "its sums are too coarse to be checked; " } else { "" };

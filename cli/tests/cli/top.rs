@@ -179,7 +179,7 @@ impl Pty {
         Pty::start_in(command, SIZE)
     }
 
-    /// Starts a program in a terminal of so many lines and columns.
+    /// Starts a program in a terminal with a number of lines and of columns.
     pub(crate) fn start_in(mut command: Command, (lines, columns): (u16, u16)) -> Pty {
         use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
         let keyboard = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
