@@ -1,5 +1,7 @@
 //! Memory that is communicated, as a pointer and a length. It is never a reference, because a peer
-//! may be writing it.
+//! may be writing it. And the stream of a device in whose order it is used.
+
+use std::ffi::c_void;
 
 /// Memory that is read.
 #[derive(Clone, Copy, Debug)]
@@ -118,5 +120,23 @@ impl Source {
                 Source::Int(address) => address.write(i32::try_from(rank).unwrap_or(i32::MAX)),
             }
         }
+    }
+}
+
+/// An address in the memory of a device. It is not a pointer: the host cannot read there.
+pub(crate) type Address = u64;
+
+/// A stream, whose work a device does in order: a user's `CUstream` or one of kolo's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StreamId(pub(crate) usize);
+
+impl StreamId {
+    /// CUDA's default stream; no stream, for a call on host memory.
+    pub(crate) const DEFAULT: StreamId = StreamId(0);
+}
+
+impl From<*mut c_void> for StreamId {
+    fn from(stream: *mut c_void) -> StreamId {
+        StreamId(stream.addr())
     }
 }

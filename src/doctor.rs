@@ -429,6 +429,14 @@ fn descriptors(ranks: usize, sockets: u64) -> Finding {
     Finding::failure(SUBJECT, found, advice)
 }
 
+/// The version of the kernels' compiler, or why there is none; `None` if kolo was built without devices.
+fn compiler() -> Option<std::result::Result<String, String>> {
+    #[cfg(feature = "cuda")]
+    return Some(crate::cuda::compiler());
+    #[cfg(not(feature = "cuda"))]
+    None
+}
+
 fn cuda() -> Finding {
     const SUBJECT: &str = "CUDA";
     match sys::probe_cuda() {
@@ -441,7 +449,7 @@ fn cuda() -> Finding {
         Cuda::Devices(devices, version) => {
             let (major, minor) = (version / 1000, version % 1000 / 10);
             let found = format!("{devices} devices, driver for CUDA {major}.{minor}");
-            match crate::cuda::compiler() {
+            match compiler() {
                 Some(Ok(compiler)) => Finding::fine(SUBJECT, format!("{found}; {compiler} compiles the kernels")),
                 Some(Err(why)) => {
                     let advice = "install NVRTC (pip install nvidia-cuda-nvrtc-cu12, and have LD_LIBRARY_PATH name its folder)";

@@ -56,8 +56,9 @@
 //! | layer | modules |
 //! |---|---|
 //! | the public API | `communicator`, and `ddp` upon it; [`raw`] for bindings to other languages, of which the C library (`capi/`) is one; [`doctor`] examines the machine |
-//! | from a checked call to its result | `exec` |
-//! | the paths of a collective | `engine` (schedules over links), `shm` (shared memory), `cuda` (devices) |
+//! | buffers on GPUs, with the feature `cuda` | `device`, upon `cuda` |
+//! | from a call to the thread that runs it | `progress` |
+//! | the paths of a collective | `exec` chooses: `engine` (schedules over links), `shm` (shared memory), or both |
 //! | what the paths use | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
 //! | how ranks find each other | `bootstrap`, with its `listener`, `store` and `host_group` |
 //! | deadlines and failures | `failure`; `trace` records the last operations of each rank |
@@ -78,8 +79,11 @@ mod bootstrap;
 mod buffer;
 mod communicator;
 mod config;
+#[cfg(feature = "cuda")]
 mod cuda;
 pub mod ddp;
+#[cfg(feature = "cuda")]
+mod device;
 pub mod doctor;
 mod engine;
 mod error;
@@ -90,6 +94,7 @@ mod float8;
 #[doc(hidden)]
 pub mod fuzzing;
 mod log;
+mod progress;
 pub mod raw;
 mod reduce;
 mod schedule;
@@ -114,9 +119,9 @@ pub use config::{CopyMode, DevicePath, DeviceWaits, FlagLayout, Transport, WireD
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use error::{ArgumentError, CallMismatch, Cause, Elsewhere, Error, ReducerError, Result, StoreError};
-pub use exec::work::{Waited, Work, WorkError};
 pub use float8::{f8e4m3, f8e5m2};
 pub use half::{bf16, f16};
+pub use progress::work::{Waited, Work, WorkError};
 // For the benchmark of the reduction kernels.
 #[doc(hidden)]
 pub use reduce::reduce_local;

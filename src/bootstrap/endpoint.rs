@@ -76,6 +76,7 @@ impl Endpoint {
             local_name,
             more_rails: self.listener.addresses()[1..].to_vec(),
             encrypts: start.settings.tls.is_some(),
+            has_cuda: cfg!(feature = "cuda"),
             topology: topology::position(start.settings.topology.clone(), &process_env)
                 .map_or_else(String::new, |position| position.path),
         })

@@ -37,6 +37,9 @@ pub(crate) struct PeerInfo {
     pub(crate) encrypts: bool,
     /// The path of its host in the network. Empty if unknown.
     pub(crate) topology: String,
+    /// Its kolo was built with the feature `cuda`: it can take part in operations of which a rank has
+    /// buffers on a device.
+    pub(crate) has_cuda: bool,
 }
 
 impl PeerInfo {
@@ -47,7 +50,7 @@ impl PeerInfo {
         writer.text(&self.machine);
         write_address(&mut writer, &self.address);
         writer.text(&self.local_name).number(self.encrypts.into()).text(&self.topology);
-        writer.list(&self.more_rails, write_address);
+        writer.list(&self.more_rails, write_address).number(self.has_cuda.into());
         writer.0
     }
 
@@ -77,7 +80,7 @@ impl PeerInfo {
             address: read_address(reader)?,
             local_name: reader.text()?,
             encrypts: reader.number()? != 0,
-            // Other versions may have neither. They are refused for their version.
+            // Other versions may have none of these. They are refused for their version.
             topology: match is_ours {
                 true => Some(reader.text()?).filter(|path| path.is_empty() || topology_path(path).is_some())?,
                 false => String::new(),
@@ -86,6 +89,7 @@ impl PeerInfo {
                 true => reader.list(read_address)?,
                 false => Vec::new(),
             },
+            has_cuda: is_ours && reader.number()? != 0,
         })
     }
 
@@ -211,6 +215,7 @@ pub(crate) fn sample(rank: Rank) -> PeerInfo {
         more_rails: vec!["[fd00:1::2]:4001".parse().expect("an address")],
         encrypts: true,
         topology: "pod1/rack7".to_owned(),
+        has_cuda: rank.is_multiple_of(2),
     }
 }
 
@@ -297,9 +302,10 @@ mod tests {
     #[test]
     fn a_peer_info_without_path_and_rails_is_of_another_version() {
         for version in [version(), version() - 1] {
-            let mut bytes = PeerInfo { version, topology: String::new(), more_rails: Vec::new(), ..sample(1) }.encode();
-            // The lengths of both.
-            bytes.truncate(bytes.len() - 2 * size_of::<u64>());
+            let mut bytes =
+                PeerInfo { version, topology: String::new(), more_rails: Vec::new(), has_cuda: false, ..sample(1) }.encode();
+            // The lengths of both, and whether it has CUDA.
+            bytes.truncate(bytes.len() - 3 * size_of::<u64>());
             let expected = (version != self::version()).then(String::new);
             assert_eq!(PeerInfo::decode(&bytes).map(|peer| peer.topology), expected);
         }

@@ -25,8 +25,9 @@ use std::time::Instant;
 use crate::bootstrap::admission::Job;
 use crate::config::WireDType;
 use crate::error::{Cause, Error, Result};
-use crate::exec::{CommState, Core, Executor};
+use crate::exec::Core;
 use crate::failure::CommInfo;
+use crate::progress::{CommState, Executor};
 use crate::schedule::select::{Choice, Layout};
 use crate::shm::MOST_RANKS;
 use crate::trace::Stats;
@@ -108,7 +109,11 @@ impl Drop for OfJob {
 
 impl Communicator {
     fn new(core: Core, info: CommInfo) -> Communicator {
-        Communicator { exec: Executor::new(core, info), job: None }
+        #[cfg(feature = "cuda")]
+        let devices = Box::new(crate::device::DeviceState::default());
+        #[cfg(not(feature = "cuda"))]
+        let devices = Box::new(crate::progress::state::NoDevices);
+        Communicator { exec: Executor::new(core, info, devices), job: None }
     }
 
     /// Lets newcomers join a job.
@@ -118,9 +123,9 @@ impl Communicator {
     }
 
     /// Replaces the devices of the machine.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "cuda"))]
     pub(crate) fn with_driver(self, driver: std::sync::Arc<dyn crate::cuda::device::Driver>) -> Communicator {
-        assert!(self.exec.state.driver.set(Some(driver)).is_ok(), "the devices have been looked for");
+        crate::device::DeviceState::of(&self.exec.state).set_driver(driver);
         self
     }
 
@@ -131,9 +136,8 @@ impl Communicator {
 
     /// Makes a communicator of the same ranks, or some of them, with the devices of this one.
     fn of_same_process(&self, core: Core, info: CommInfo) -> Communicator {
-        let other = Communicator::new(core, info);
-        self.exec.pass_devices_on(&other.exec);
-        other
+        let devices = self.exec.state.devices.of_same_process();
+        Communicator { exec: Executor::new(core, info, devices), job: None }
     }
 
     /// Returns this rank, from 0 to the world size less one.
@@ -188,7 +192,7 @@ impl Communicator {
     /// Returns whether this rank's buffers may be in the memory of GPUs: rank 0 allows it (see
     /// [`Builder::devices`]), and this machine has a driver.
     pub fn has_devices(&self) -> bool {
-        self.exec.driver().is_some()
+        self.exec.state.devices.are_there(&self.exec.state)
     }
 
     /// Returns how ranks exchange data: `"none"` for a single rank, `"shm"` inside one host,
@@ -222,7 +226,7 @@ impl Communicator {
     /// # }
     /// ```
     pub fn abort(&self) {
-        self.exec.abort();
+        self.exec.state.abort();
     }
 
     /// Writes the last operations of this rank to a file, for `kolo trace`: up to 1024 of this

@@ -8,7 +8,7 @@ use super::operations::operations;
 use super::{Communicator, calls};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Result;
-use crate::exec::work::{Work, WorkError};
+use crate::progress::work::{Work, WorkError};
 use crate::types::{Element, Rank, ReduceOp};
 
 /// The operation, or its buffers with the reason why it was not started.

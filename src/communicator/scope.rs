@@ -11,7 +11,7 @@ use super::{Communicator, calls};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Result;
 use crate::exec::Call;
-use crate::exec::work::Work;
+use crate::progress::work::Work;
 use crate::types::{Element, Rank, ReduceOp};
 
 /// Starts operations that borrow their buffers until the scope ends; see [`Communicator::scope`].

@@ -2,24 +2,16 @@
 //! GPU, tests use a fake device (`fake_device`) in host memory.
 
 use std::any::Any;
-use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use super::held::Held;
+pub(crate) use crate::buffer::{Address, StreamId};
 use crate::error::Result;
 use crate::sys::Ticket;
 use crate::types::{DType, ReduceOp};
 use crate::wire::Reader;
-
-/// An address in the memory of a device. It is not a pointer: the host cannot read there.
-pub(crate) type Address = u64;
-
-/// A stream, whose work a device does in order: a user's `CUstream` (0 is the default stream) or a
-/// [`Stream`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct StreamId(pub(crate) usize);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EventId(pub(crate) usize);
@@ -96,7 +88,6 @@ pub(crate) trait Driver: Send + Sync {
 }
 
 /// A reduction on a device: `targets[..][i] = sources[0][i] op sources[1][i] op ...`.
-#[cfg_attr(not(any(test, feature = "cuda")), expect(dead_code, reason = "only a device has a use for it"))]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction<'a> {
     pub(crate) dtype: DType,
@@ -232,7 +223,6 @@ pub(crate) trait Device: Send + Sync {
 
     /// Allocates memory that other processes may still have open when it is freed, if the device has
     /// such memory. All devices of this process that reach this one can access it.
-    #[cfg_attr(not(any(test, feature = "cuda")), expect(dead_code, reason = "only a device has a use for it"))]
     fn allocate_for_peers(&self, len: usize) -> Result<Address>;
 
     unsafe fn free(&self, address: Address);
@@ -314,7 +304,6 @@ impl Memory {
     }
 
     /// As [`Memory::new`], for users: they do not know when other processes close it.
-    #[cfg(any(feature = "cuda", test))]
     pub(crate) fn for_peers(device: &Arc<dyn Device>, len: usize) -> Result<Memory> {
         Ok(Memory { address: device.allocate_for_peers(len)?, device: device.clone() })
     }
@@ -356,12 +345,5 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         // SAFETY: `new` pinned this memory.
         unsafe { self.device.unpin(self.memory) };
-    }
-}
-
-/// A user's stream, as a `CUstream`.
-impl From<*mut c_void> for StreamId {
-    fn from(stream: *mut c_void) -> StreamId {
-        StreamId(stream.addr())
     }
 }

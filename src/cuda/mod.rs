@@ -1,5 +1,5 @@
 //! Buffers in device memory: what kolo needs of a device, how a collective is cut into rounds
-//! that pass through the host, and how ranks reach each other's device memory. [`crate::exec`] runs
+//! that pass through the host, and how ranks reach each other's device memory. [`crate::device`] runs
 //! the collectives.
 
 pub(crate) mod barrier;
@@ -9,11 +9,9 @@ pub(crate) mod direct;
 pub(crate) mod fake_device;
 pub(crate) mod held;
 pub(crate) mod imports;
-#[cfg(feature = "cuda")]
 mod kernels;
 pub(crate) mod lanes;
 pub(crate) mod moves;
-#[cfg(feature = "cuda")]
 mod nvidia;
 pub(crate) mod peers;
 pub(crate) mod pinned;
@@ -25,20 +23,12 @@ use std::sync::Arc;
 
 use device::Driver;
 
-/// Returns the version of the kernels' compiler, or why there is none, as text for users; `None` if
-/// kolo was built without devices.
-pub(crate) fn compiler() -> Option<Result<String, String>> {
-    #[cfg(feature = "cuda")]
-    return Some(kernels::compiler());
-    #[cfg(not(feature = "cuda"))]
-    None
+/// Returns the version of the kernels' compiler, or why there is none, as text for users.
+pub(crate) fn compiler() -> Result<String, String> {
+    kernels::compiler()
 }
 
-/// Returns the driver of the devices; `None` if kolo was built without devices, or if no driver is
-/// installed.
+/// Returns the driver of the devices; `None` if none is installed.
 pub(crate) fn driver() -> Option<Arc<dyn Driver>> {
-    #[cfg(feature = "cuda")]
-    return nvidia::driver();
-    #[cfg(not(feature = "cuda"))]
-    None
+    nvidia::driver()
 }

@@ -48,7 +48,7 @@ pub(crate) enum BufferAt {
 
 /// How a rank takes part in an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum Participation {
     /// With host memory alone.
     Host,
     /// Through host memory, in rounds.
@@ -68,7 +68,7 @@ pub(crate) enum Part {
 pub(crate) struct Record {
     /// The call, so that a mismatch is found before anything is written.
     pub(crate) call: [u64; Descriptor::WORDS],
-    pub(crate) part: Part,
+    pub(crate) part: Participation,
     /// A number that no other process has. Ranks of one process need not open each other's memory.
     pub(crate) process: u64,
     /// The device of the buffers; all zeros for host memory.
@@ -109,12 +109,12 @@ impl Record {
         let numbers = |bytes: &mut Vec<u8>, all: &[u64]| all.iter().for_each(|number| bytes.extend(number.to_le_bytes()));
         numbers(&mut bytes, &self.call);
         bytes.push(match self.part {
-            Part::Host => 0,
-            Part::Staged => 1,
-            Part::Direct => 2,
-            Part::Prepares => 3,
-            Part::Captures => 4,
-            Part::Replays => 5,
+            Participation::Host => 0,
+            Participation::Staged => 1,
+            Participation::Direct => 2,
+            Participation::Prepares => 3,
+            Participation::Captures => 4,
+            Participation::Replays => 5,
         });
         numbers(&mut bytes, &[self.process]);
         bytes.extend(self.device);
@@ -154,12 +154,12 @@ impl Record {
             *word = reader.number()?;
         }
         let part = match reader.array()? {
-            [0] => Part::Host,
-            [1] => Part::Staged,
-            [2] => Part::Direct,
-            [3] => Part::Prepares,
-            [4] => Part::Captures,
-            [5] => Part::Replays,
+            [0] => Participation::Host,
+            [1] => Participation::Staged,
+            [2] => Participation::Direct,
+            [3] => Participation::Prepares,
+            [4] => Participation::Captures,
+            [5] => Participation::Replays,
             _ => return None,
         };
         let process = reader.number()?;
@@ -308,17 +308,17 @@ const MOST_OWN: usize = 256;
 
 /// What a call says of this rank's memory.
 #[derive(Clone, Debug)]
-pub(crate) struct Said {
+pub(crate) struct Announcement {
     pub(crate) places: [BufferAt; 2],
     pub(crate) news: [Option<Exported>; 2],
     pub(crate) gone: [u64; GONE],
     pub(crate) opened: Progress,
 }
 
-impl Said {
+impl Announcement {
     /// Nothing, for a call that is not direct.
-    pub(crate) fn nothing(places: [BufferAt; 2]) -> Said {
-        Said { places, news: [None; 2], gone: [0; GONE], opened: Progress::All }
+    pub(crate) fn nothing(places: [BufferAt; 2]) -> Announcement {
+        Announcement { places, news: [None; 2], gone: [0; GONE], opened: Progress::All }
     }
 }
 
@@ -452,14 +452,14 @@ impl Peers {
 
     /// What this rank says of its buffers in a direct call. `exports` has the allocation of each
     /// buffer, its handle if peers can open it, and the buffer's offset in it.
-    pub(crate) fn say(
+    pub(crate) fn announce(
         &self,
         device: &Arc<dyn Device>,
         exports: [Option<(Extent, Option<Handle>, u64)>; 2],
         places: [BufferAt; 2],
         may_be_open: bool,
-    ) -> Said {
-        let mut said = Said { opened: self.open_news(device), ..Said::nothing(places) };
+    ) -> Announcement {
+        let mut announced = Announcement { opened: self.open_news(device), ..Announcement::nothing(places) };
         let must_be_opened = self.must_be_opened();
         let mut state = self.state.lock();
         let State { own, gone, opened, .. } = &mut *state;
@@ -481,24 +481,24 @@ impl Peers {
                     let oldest = others.next().filter(|_| others.count() + 1 >= MOST_OWN);
                     gone.extend(replaced.or(oldest).map(|index| own.remove(index).extent.id));
                     own.push(Own { extent, told: None, is_kept: false });
-                    said.news[buffer] = handle.map(|handle| Exported { extent, handle });
+                    announced.news[buffer] = handle.map(|handle| Exported { extent, handle });
                     false
                 }
             };
             if is_open && may_be_open {
-                said.places[buffer] = BufferAt::Open { base, id, offset };
+                announced.places[buffer] = BufferAt::Open { base, id, offset };
             }
         }
-        for place in &mut said.gone {
+        for place in &mut announced.gone {
             *place = gone.pop().unwrap_or(0);
         }
-        said
+        announced
     }
 
     /// Has the allocations of these buffers stay open, because a graph uses them.
-    pub(crate) fn keep(&self, said: &Said) {
+    pub(crate) fn keep(&self, announced: &Announcement) {
         let is_of =
-            |own: &Own| said.places.iter().any(|place| matches!(place, BufferAt::Open { id, .. } if *id == own.extent.id));
+            |own: &Own| announced.places.iter().any(|place| matches!(place, BufferAt::Open { id, .. } if *id == own.extent.id));
         self.state.lock().own.iter_mut().filter(|own| is_of(own)).for_each(|own| own.is_kept = true);
     }
 
@@ -521,7 +521,7 @@ impl Peers {
     }
 
     /// Applies the records of all ranks.
-    pub(crate) fn hear(&self, records: &[Record]) {
+    pub(crate) fn apply(&self, records: &[Record]) {
         let opens = self.opens();
         let mut dropped = Vec::new();
         let mut state = self.state.lock();
@@ -598,7 +598,7 @@ mod tests {
         let extent = Extent { base: 4096, size: 1000, id: 7 };
         Record {
             call: [5; Descriptor::WORDS],
-            part: Part::Direct,
+            part: Participation::Direct,
             process: 11,
             device: [2; 16],
             places: [BufferAt::Open { base: 4096, id: 7, offset: 900 }, BufferAt::Device],

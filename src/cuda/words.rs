@@ -421,7 +421,7 @@ mod models {
     fn a_stream_that_is_let_go_moves_nothing_more() {
         loom::model(|| {
             let words = Arc::new(words(1, 0));
-            // Whether it was let go, and the number of moves, as in `exec::lent`.
+            // Whether it was let go, and the number of moves, as in `device::handshake`.
             let (is_released, moves) = (Arc::new(Mutex::new(false)), Arc::new(AtomicU32::new(0)));
             let stream = {
                 let (words, moves) = (words.clone(), moves.clone());

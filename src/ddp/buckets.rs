@@ -1,13 +1,12 @@
 //! The memory of the buckets.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::layout::{BucketLayout, Layout};
-use super::on_device::OnDevice;
+use super::on_device::{DeviceMemory, OnDevice};
 use super::parameter::Parameter;
+use crate::buffer::Address;
 use crate::communicator::{Communicator, Registered};
-use crate::cuda::device::{Address, Event, Memory};
 use crate::error::Result;
 
 /// The memory of all buckets: those of the host in one registered buffer, those of the device in
@@ -21,17 +20,6 @@ pub(super) struct Buckets {
     base: *mut u8,
     _memory: Registered<u8>,
     device: Option<DeviceMemory>,
-}
-
-/// The memory of the buckets that are on a device.
-pub(super) struct DeviceMemory {
-    on: Arc<OnDevice>,
-    memory: Option<Memory>,
-    base: Address,
-    /// For each bucket, the event that is done when its last ready gradient is complete.
-    marks: Vec<Event>,
-    /// Whether peers may still use the memory.
-    is_abandoned: AtomicBool,
 }
 
 // SAFETY: `base` points to memory that this value owns. Each dereference promises that it is the
@@ -61,7 +49,7 @@ impl Buckets {
         match &self.device {
             Some(device) if place.on_device => {
                 assert!(place.bytes.end <= self.layout.device_bytes);
-                std::ptr::without_provenance_mut(device.base as usize + place.bytes.start)
+                std::ptr::without_provenance_mut(device.base() as usize + place.bytes.start)
             }
             _ => {
                 assert!(!place.on_device && place.bytes.end <= self.layout.host_bytes);
@@ -78,7 +66,7 @@ impl Buckets {
 
     /// Returns the device of a bucket that is on one.
     pub(super) fn device_of(&self, place: &BucketLayout) -> Option<&Arc<OnDevice>> {
-        self.device.as_ref().filter(|_| place.on_device).map(|device| &device.on)
+        self.device.as_ref().filter(|_| place.on_device).map(DeviceMemory::on)
     }
 
     /// Sets a gradient to zero, on a device in the order of the caller's stream.
@@ -120,18 +108,17 @@ impl Buckets {
 
     /// Notes that a gradient of a bucket is complete once the caller's stream has come this far.
     pub(super) fn mark(&self, bucket: usize) -> Result<()> {
-        self.mark_of(bucket).map_or(Ok(()), |(on, mark)| on.mark(mark))
+        self.memory_of(bucket).map_or(Ok(()), |memory| memory.mark(bucket))
     }
 
     /// Waits until all gradients of a bucket that were made ready are complete.
     pub(super) fn until_there(&self, comm: &Communicator, bucket: usize) -> Result<()> {
-        self.mark_of(bucket).map_or(Ok(()), |(_, mark)| comm.exec.until_done(mark))
+        self.memory_of(bucket).map_or(Ok(()), |memory| memory.until_there(comm, bucket))
     }
 
-    /// Returns the device and the event of a bucket that is on one.
-    fn mark_of(&self, bucket: usize) -> Option<(&OnDevice, &Event)> {
-        let device = self.device.as_ref().filter(|_| self.layout.buckets[bucket].on_device)?;
-        Some((&device.on, &device.marks[bucket]))
+    /// Returns the memory of a bucket that is on a device.
+    fn memory_of(&self, bucket: usize) -> Option<&DeviceMemory> {
+        self.device.as_ref().filter(|_| self.layout.buckets[bucket].on_device)
     }
 
     /// Copies the gradients from a different layout of the same parameters.
@@ -158,28 +145,7 @@ impl Buckets {
     /// know of the failure yet, and use this rank's part until they do.
     pub(super) fn abandon(&self) {
         if let Some(device) = &self.device {
-            device.is_abandoned.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
-impl DeviceMemory {
-    /// Allocates the device's part of a layout. Returns `None` if the layout has no bucket there.
-    pub(super) fn allocate(on: Option<&Arc<OnDevice>>, layout: &Layout) -> Result<Option<DeviceMemory>> {
-        let Some(on) = on.filter(|_| layout.buckets.iter().any(|place| place.on_device)) else { return Ok(None) };
-        let memory = on.allocate(layout.device_bytes)?;
-        let marks = layout.buckets.iter().map(|_| on.event()).collect::<Result<_>>()?;
-        let (base, is_abandoned) = (memory.address, AtomicBool::new(false));
-        Ok(Some(DeviceMemory { on: on.clone(), memory: Some(memory), base, marks, is_abandoned }))
-    }
-}
-
-impl Drop for DeviceMemory {
-    /// Does not free memory that streams still read or write.
-    fn drop(&mut self) {
-        let memory = self.memory.take();
-        if self.is_abandoned.load(Ordering::Relaxed) || !self.on.drain() {
-            std::mem::forget(memory);
+            device.abandon();
         }
     }
 }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::agree::{agree_on_options, agree_on_success};
-use super::buckets::{Buckets, DeviceMemory};
+use super::buckets::Buckets;
 use super::builder::ReducerBuilder;
 use super::core::Core;
 use super::float::is_of_gradients;
 use super::layout::Layout;
-use super::on_device::{Chosen, OnDevice};
+use super::on_device::{Chosen, DeviceMemory, OnDevice};
 use super::parameter::Parameter;
 use super::reducer::Reducer;
 use super::worker::Worker;

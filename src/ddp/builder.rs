@@ -5,7 +5,7 @@ use std::fmt;
 use super::hook::{Average, Hook};
 use super::on_device::Chosen;
 use super::parameter::Parameter;
-use crate::cuda::device::StreamId;
+use crate::buffer::StreamId;
 
 /// What happens with parameters that get no gradient in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -159,13 +159,7 @@ impl ReducerBuilder {
     /// Sets the device of parameters that are [on a device](Parameter::on_device): its ordinal in
     /// this process, and a stream on it.
     pub(crate) fn on_device(mut self, ordinal: usize, stream: impl Into<StreamId>) -> Self {
-        let stream = stream.into();
-        self.device = Some(Chosen {
-            ordinal,
-            stream,
-            #[cfg(feature = "cuda")]
-            keeps: None,
-        });
+        self.device = Some(Chosen::new(ordinal, stream.into()));
         self
     }
 }

@@ -4,9 +4,9 @@ use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
 
 use super::float::Float;
-use super::hook::{Bucket, DeviceElements, Elements, Hook};
+use super::hook::{Bucket, Elements, Hook};
+use super::on_device::Scratch;
 use crate::communicator::{Communicator, Registered};
-use crate::cuda::device::{Memory, Scaling};
 use crate::error::Result;
 use crate::types::{DType, Element, ReduceOp};
 
@@ -24,19 +24,19 @@ pub struct Compress {
     /// The compressed bucket. It grows to the largest so far.
     scratch: Option<Registered<u16>>,
     /// The same on the device, and its length in elements.
-    on_device: Option<(Memory, usize)>,
+    on_device: Scratch,
 }
 
 impl Compress {
     /// Compresses to IEEE half precision, with 11 significant bits.
     pub fn f16() -> Compress {
-        Compress { to: DType::F16, scratch: None, on_device: None }
+        Compress { to: DType::F16, scratch: None, on_device: Scratch::default() }
     }
 
     /// Compresses to bfloat16, the upper half of an `f32`: 8 significant bits, and the range of
     /// `f32`.
     pub fn bf16() -> Compress {
-        Compress { to: DType::BF16, scratch: None, on_device: None }
+        Compress { to: DType::BF16, scratch: None, on_device: Scratch::default() }
     }
 
     fn all_reduce<T: Float>(&mut self, values: &mut [T], comm: &Communicator) -> Result<()> {
@@ -49,29 +49,6 @@ impl Compress {
             DType::F16 => sum_as::<f16, T>(bits.reinterpret_cast_mut(), values, comm),
             _ => sum_as::<bf16, T>(bits.reinterpret_cast_mut(), values, comm),
         }
-    }
-
-    /// Averages elements on a device, in the order of the reducer's stream there.
-    fn all_reduce_on_device(&mut self, dtype: DType, elements: &DeviceElements<'_>, comm: &Communicator) -> Result<()> {
-        let DeviceElements { on, at, bytes, .. } = *elements;
-        let count = bytes / dtype.size();
-        if self.on_device.as_ref().is_none_or(|&(_, len)| len < count) {
-            self.on_device = None;
-            self.on_device = Some((on.allocate(count * self.to.size())?, count));
-        }
-        let short = self.on_device.as_ref().expect("just allocated").0.address;
-        let to_short = Scaling { dtypes: (dtype, self.to), source: at, target: short, count, factor: share(comm).into() };
-        let back = Scaling { dtypes: (self.to, dtype), source: short, target: at, count, factor: 1.0 };
-        // SAFETY: only this hook uses both memories, which have `count` elements. The gradients are
-        // complete.
-        let result = unsafe {
-            on.scale(comm, &to_short)
-                .and_then(|()| on.all_reduce(comm, (self.to, ReduceOp::Sum), short, count))
-                .and_then(|()| on.scale(comm, &back))
-                .and_then(|()| on.finish(comm))
-        };
-        // After an error, other ranks may still use the memory: it must not be freed.
-        result.inspect_err(|_| std::mem::forget(self.on_device.take()))
     }
 }
 
@@ -114,8 +91,8 @@ impl Hook for Compress {
     fn reduce(&mut self, bucket: &mut Bucket<'_>, comm: &Communicator) -> Result<()> {
         let dtype = bucket.dtype();
         match (&bucket.elements, dtype) {
-            (Elements::Device(elements), DType::F32 | DType::F64) if !elements.is_fetched => {
-                self.all_reduce_on_device(dtype, elements, comm)
+            (Elements::Device(elements), DType::F32 | DType::F64) if !elements.is_fetched() => {
+                elements.sum_as(comm, (dtype, self.to), &mut self.on_device, share(comm).into())
             }
             (_, DType::F32) => self.all_reduce(bucket.elements::<f32>()?, comm),
             (_, DType::F64) => self.all_reduce(bucket.elements::<f64>()?, comm),

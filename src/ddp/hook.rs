@@ -2,10 +2,9 @@
 
 use std::ops::Range;
 
-use super::on_device::OnDevice;
+use super::on_device::DeviceElements;
 use super::parameter::Parameter;
-use crate::communicator::{Communicator, Registered};
-use crate::cuda::device::{Address, Scaling};
+use crate::communicator::Communicator;
 use crate::error::{ReducerError, Result};
 use crate::reduce::scale;
 use crate::types::{DType, Element, ReduceOp};
@@ -118,53 +117,6 @@ pub(super) enum Elements<'a> {
     Device(DeviceElements<'a>),
 }
 
-/// The elements of a bucket on a device, and their copy on the host if they were fetched.
-pub(super) struct DeviceElements<'a> {
-    pub(super) on: &'a OnDevice,
-    pub(super) comm: &'a Communicator,
-    pub(super) at: Address,
-    pub(super) bytes: usize,
-    /// The copy's memory. It grows to the largest bucket that was fetched.
-    pub(super) scratch: &'a mut Option<Registered<u8>>,
-    pub(super) is_fetched: bool,
-}
-
-impl DeviceElements<'_> {
-    /// Copies the elements to the host. They go back when the hook returns.
-    fn fetch(&mut self) -> Result<&mut [u8]> {
-        let DeviceElements { on, comm, at, bytes, ref mut scratch, .. } = *self;
-        if scratch.as_ref().is_none_or(|scratch| scratch.len() < bytes) {
-            **scratch = None;
-            **scratch = Some(comm.alloc(bytes)?);
-        }
-        if !self.is_fetched {
-            let scratch = self.scratch.as_mut().expect("just allocated");
-            // SAFETY: only this hook uses the bucket, its gradients are complete, and the host
-            // memory is large enough.
-            let fetched = unsafe { on.fetch(comm, at, scratch.as_mut_ptr(), bytes) };
-            self.or_leak(fetched)?;
-            self.is_fetched = true;
-        }
-        Ok(&mut self.scratch.as_mut().expect("allocated")[..bytes])
-    }
-
-    /// Copies fetched elements back to the device.
-    pub(super) fn bring_back(&mut self) -> Result<()> {
-        if !std::mem::take(&mut self.is_fetched) {
-            return Ok(());
-        }
-        let scratch = self.scratch.as_ref().expect("it was fetched");
-        // SAFETY: as for the fetch, in the other direction.
-        let brought = unsafe { self.on.bring(self.comm, scratch.as_ptr(), self.at, self.bytes) };
-        self.or_leak(brought)
-    }
-
-    /// After an error the device may still be copying: the memory must not be freed.
-    fn or_leak(&mut self, result: Result<()>) -> Result<()> {
-        result.inspect_err(|_| std::mem::forget(self.scratch.take()))
-    }
-}
-
 impl std::fmt::Debug for Elements<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(if matches!(self, Elements::Host(_)) { "Host" } else { "Device" })
@@ -217,7 +169,7 @@ impl<'a> Bucket<'a> {
     pub fn count(&self) -> usize {
         let bytes = match &self.elements {
             Elements::Host(bytes) => bytes.len(),
-            Elements::Device(device) => device.bytes,
+            Elements::Device(device) => device.bytes(),
         };
         bytes / self.dtype.size()
     }
@@ -258,11 +210,10 @@ impl<'a> Bucket<'a> {
     /// Multiplies all elements, on their device if no hook has fetched them.
     pub(super) fn scale(&mut self, factor: f64) -> Result<()> {
         let count = self.count();
-        if let Elements::Device(DeviceElements { on, comm, at, is_fetched: false, .. }) = self.elements {
-            let scaling = Scaling { dtypes: (self.dtype, self.dtype), source: at, target: at, count, factor };
-            // SAFETY: only the reducer's thread uses the bucket.
-            unsafe { on.scale(comm, &scaling)? };
-            return on.finish(comm);
+        if let Elements::Device(device) = &self.elements
+            && !device.is_fetched()
+        {
+            return device.scale(self.dtype, count, factor);
         }
         with_float!(self.dtype, T => scale(self.elements::<T>()?, factor));
         Ok(())
@@ -272,7 +223,7 @@ impl<'a> Bucket<'a> {
     pub(crate) fn address(&mut self) -> *mut u8 {
         match &mut self.elements {
             Elements::Host(bytes) => bytes.as_mut_ptr(),
-            Elements::Device(device) => std::ptr::without_provenance_mut(device.at as usize),
+            Elements::Device(device) => std::ptr::without_provenance_mut(device.at() as usize),
         }
     }
 
@@ -284,9 +235,10 @@ impl<'a> Bucket<'a> {
     /// Those of [`Communicator::all_reduce`].
     pub fn average(&mut self, comm: &Communicator) -> Result<()> {
         let count = self.count();
-        if let Elements::Device(DeviceElements { on, at, is_fetched: false, .. }) = self.elements {
-            // SAFETY: only this hook uses the bucket, and its gradients are complete.
-            return unsafe { on.all_reduce(comm, (self.dtype, ReduceOp::Average), at, count) };
+        if let Elements::Device(device) = &self.elements
+            && !device.is_fetched()
+        {
+            return device.average(comm, self.dtype, count);
         }
         with_float!(self.dtype, T => comm.all_reduce(self.elements::<T>()?, ReduceOp::Average))
     }

@@ -66,6 +66,7 @@ mod hook;
 mod intent;
 mod layout;
 mod local_sgd;
+#[cfg_attr(not(feature = "cuda"), path = "no_device.rs")]
 mod on_device;
 #[cfg(feature = "cuda")]
 mod on_stream;

@@ -136,14 +136,9 @@ impl TensorMut<'_> {
         TensorMut { on_device: true, stream: Some(stream), ..TensorMut::new(dtype, count, memory) }
     }
 
-    /// Makes the reducer's stream wait for the one to which the memory belongs.
-    pub(super) fn wait_for_its_stream(&self, on: &super::on_device::OnDevice) -> Result<()> {
-        let Some((own, stream)) = on.keeps().zip(self.stream.as_ref()) else { return Ok(()) };
-        own.join(stream).map_err(|error| crate::error::Error::Device {
-            device: own.context().name().unwrap_or_default(),
-            doing: "making one stream wait for another",
-            problem: error.to_string(),
-        })
+    /// The stream to which the memory belongs, if it is known.
+    pub(super) fn stream(&self) -> Option<&std::sync::Arc<cudarc::driver::CudaStream>> {
+        self.stream.as_ref()
     }
 }
 

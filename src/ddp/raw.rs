@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::core::Core;
 use super::reducer::Reducer;
 use super::state::Gradient;
-use crate::cuda::device::Address;
+use crate::buffer::Address;
 use crate::error::{Error, Result};
 use crate::types::{Element, Op};
 

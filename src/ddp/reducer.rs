@@ -4,16 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use super::buckets::{Buckets, DeviceMemory};
+use super::buckets::Buckets;
 use super::builder::{ReducerBuilder, Uneven};
 use super::core::Core;
 use super::exchange::{Exchange, check, exchange};
 use super::intent::Intent;
 use super::layout::Layout;
-use super::on_device::OnDevice;
+use super::on_device::{DeviceMemory, OnDevice};
 use super::parameter::{Parameter, TensorMut};
 use super::statistics::StepStatistics;
-use crate::cuda::device::Address;
+use crate::buffer::Address;
 use crate::error::{Error, ReducerError, Result};
 use crate::types::{Element, Rank};
 
@@ -144,7 +144,7 @@ impl Reducer {
         for (one, value) in on_device {
             on.expect_here(&self.core.comm, &one.name, value.memory.ptr.addr() as Address)?;
             #[cfg(feature = "cuda")]
-            value.wait_for_its_stream(on)?;
+            on.wait_for(value.stream())?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use super::gather;
 use super::hook::with_float;
 use super::parameter::Parameter;
 use super::state::Gradient;
-use crate::cuda::device::Address;
+use crate::buffer::Address;
 use crate::error::{ReducerError, Result};
 use crate::types::Element;
 

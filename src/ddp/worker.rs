@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use super::builder::Uneven;
 use super::core::Core;
-use super::hook::{Bucket, DeviceElements, Elements, Hook};
+use super::hook::{Bucket, Elements, Hook};
 use super::intent::Intent;
+use super::on_device::DeviceElements;
 use super::state::{Job, Task};
+use crate::buffer::Address;
 use crate::communicator::Registered;
-use crate::cuda::device::Address;
 use crate::error::{ReducerError, Result};
 use crate::types::ReduceOp;
 
@@ -54,8 +55,9 @@ impl Worker {
         let bytes = place.bytes.len();
         let elements = match buckets.device_of(place) {
             Some(on) => {
-                let (at, scratch) = (buckets.at(place).addr() as Address, &mut self.scratch);
-                Elements::Device(DeviceElements { on, comm: &self.core.comm, at, bytes, scratch, is_fetched: false })
+                let memory = (buckets.at(place).addr() as Address, bytes);
+                // SAFETY: the bucket has been launched, so it belongs to this thread until the job ends.
+                Elements::Device(unsafe { DeviceElements::new(on, &self.core.comm, memory, &mut self.scratch) })
             }
             // SAFETY: the bucket has been launched, so its gradients are ready and no view of them
             // exists. It belongs to this thread until the job ends. Peers write it only in

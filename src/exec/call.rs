@@ -1,13 +1,13 @@
 //! One call, without types: what all forms of an operation and the C ABI have in common.
 
+use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::lent::Lent;
-use crate::buffer::{RawSlice, RawSliceMut, Source};
-use crate::cuda::rounds::Cut;
+use crate::buffer::{RawSlice, RawSliceMut, Source, StreamId};
 use crate::error::{ArgumentError, Error, Result};
 use crate::schedule::Blocks;
 use crate::types::{DType, Descriptor, Element, Op, Rank, ReduceOp, shape_of};
@@ -41,7 +41,29 @@ pub(crate) struct Call {
     /// call's.
     pub(crate) described: Option<Descriptor>,
     /// Present if its buffers are on a device, or if it takes its turn in a stream.
-    pub(crate) lent: Option<Arc<Lent>>,
+    pub(crate) on_device: Option<Arc<dyn OnDevice>>,
+}
+
+/// The part of a call that is on a device. `crate::device` has the only kind of it.
+pub(crate) trait OnDevice: Any + fmt::Debug + Send + Sync {
+    /// Whether what the call sends is in device memory.
+    fn sends_from_device(&self) -> bool;
+
+    /// Whether the call runs each time that a graph is replayed, and not when it is called.
+    fn is_captured(&self) -> bool;
+
+    /// Leaves the end of the call to its stream: its caller does not wait for it. Returns false if no
+    /// stream waits for it.
+    fn leave_to_stream(&self) -> bool;
+
+    /// Whether only its stream waits for its end.
+    fn is_unattended(&self) -> bool;
+
+    /// A run of the call has ended.
+    fn end(&self, result: &Result<()>);
+
+    /// Has a stream wait for the end of the call. Returns false if it cannot.
+    fn hold_stream(&self, stream: StreamId) -> Result<bool>;
 }
 
 /// The counts of all ranks, and where each rank's block starts.
@@ -79,6 +101,7 @@ impl Counts {
     }
 
     /// One more than there are ranks.
+    #[cfg(feature = "cuda")]
     pub(crate) fn offsets(&self) -> &[usize] {
         &self.offsets
     }
@@ -104,7 +127,7 @@ impl Call {
             recv_counts: None,
             timeout: None,
             described: None,
-            lent: None,
+            on_device: None,
         }
     }
 
@@ -144,16 +167,6 @@ impl Call {
         (elements * self.dtype.size()) as u64
     }
 
-    /// How a collective is cut into rounds on devices: into one.
-    pub(crate) fn cut(&self, world: usize) -> Cut {
-        let Call { op, root, count, dtype, .. } = *self;
-        let counts = self.recv_counts.as_ref().or(self.send_counts.as_ref());
-        match counts.map(Counts::offsets) {
-            Some(offsets) => Cut::of(op, world, root, offsets.to_vec(), dtype.size()),
-            None => Cut::even(op, world, root, count, dtype.size()),
-        }
-    }
-
     /// Whether the operation moves nothing, on any rank.
     pub(crate) fn is_empty(&self, world: usize) -> bool {
         !matches!(self.op, Op::Barrier | Op::AllToAllV) && self.bytes(world) == 0
@@ -187,6 +200,7 @@ impl Call {
     }
 
     /// Bytes that a rank needs in the send and the receive buffer.
+    #[cfg(feature = "cuda")]
     pub(crate) fn lengths(&self, rank: Rank, world: usize) -> Result<[usize; 2], ArgumentError> {
         self.in_bytes(self.needs(rank, world)?)
     }

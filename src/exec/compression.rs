@@ -1,8 +1,7 @@
 //! Which reductions exchange elements of 16 bits between hosts (`wire_dtype`).
 
 use super::call::Call;
-use super::core::Core;
-use super::state::CommState;
+use super::core::{Core, choose};
 use crate::config::SharedSettings;
 use crate::reduce::Kernel;
 use crate::schedule::Algorithm;
@@ -24,7 +23,7 @@ pub(super) struct Compression {
 
 /// What decides whether a collective is compressed: its operation, element type and reduction, and
 /// bytes as [`Call::bytes`] counts them.
-type What = (Op, DType, Option<ReduceOp>, u64);
+pub(crate) type What = (Op, DType, Option<ReduceOp>, u64);
 
 /// Returns how messages between hosts are compressed, if they are: sums and averages of f32.
 #[inline]
@@ -67,12 +66,10 @@ impl Core {
     }
 }
 
-impl CommState {
-    /// As [`CommState::choose`], for elements and a reduction.
-    pub(crate) fn choose_for(&self, op: Op, dtype: DType, redop: Option<ReduceOp>, bytes: u64) -> Choice {
-        match compression(&self.settings, self.layout, || (op, dtype, redop, bytes)) {
-            Some(_) => form(self.layout),
-            None => self.choose(op, bytes),
-        }
+/// As [`Core::choose_for`], without the core.
+pub(crate) fn choose_for(settings: &SharedSettings, layout: Layout, what: What) -> Choice {
+    match compression(settings, layout, || what) {
+        Some(_) => form(layout),
+        None => choose(settings, layout, what.0, what.3),
     }
 }

@@ -5,7 +5,6 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use super::call::Call;
-use super::device_state::Devices;
 use crate::bootstrap::fabric::Fabric;
 use crate::bootstrap::topology::HostOrder;
 use crate::config::{CopyMode, SharedSettings, Transport};
@@ -36,7 +35,7 @@ pub(crate) struct Core {
     /// Made when the first message is needed.
     pub(super) engine: Option<Engine>,
     /// Wakes the thread that sleeps on links; set when the engine is made.
-    pub(super) links: Arc<OnceLock<Arc<Waker>>>,
+    pub(crate) links: Arc<OnceLock<Arc<Waker>>>,
     /// The memory that the ranks of this host share, if they can.
     pub(super) window: Option<Window>,
     /// The sequence number of the last collective.
@@ -45,7 +44,6 @@ pub(crate) struct Core {
     pub(super) sent: Vec<u64>,
     /// A host's partial result between shared memory and messages; kept for its memory.
     pub(super) partial: Vec<u64>,
-    pub(crate) devices: Devices,
 }
 
 impl Core {
@@ -91,7 +89,6 @@ impl Core {
             seq: 0,
             sent: vec![0; world],
             partial: Vec::new(),
-            devices: Devices::default(),
         }
     }
 
@@ -163,7 +160,7 @@ impl Core {
     }
 
     /// The engine, made with its first use.
-    pub(super) fn engine(&mut self) -> Result<&mut Engine> {
+    pub(crate) fn engine(&mut self) -> Result<&mut Engine> {
         if self.engine.is_none() {
             let reads_memory = matches!(self.settings.copy_mode, CopyMode::Auto | CopyMode::Cma);
             let Some(opener) = self.fabric.opener(reads_memory) else {
@@ -223,7 +220,7 @@ impl Core {
 
 /// As [`Core::choose`], without the core.
 #[inline]
-pub(super) fn choose(settings: &SharedSettings, layout: Layout, op: Op, bytes: u64) -> Choice {
+pub(crate) fn choose(settings: &SharedSettings, layout: Layout, op: Op, bytes: u64) -> Choice {
     without_costs(settings, layout, op).unwrap_or_else(|| by_costs(settings, layout, op, bytes))
 }
 

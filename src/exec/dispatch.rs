@@ -1,15 +1,9 @@
-//! From a submitted call to the path on which it runs: shared memory, messages, both
-//! ("hierarchical"), or devices.
-
-use std::cell::RefCell;
-
-use smallvec::SmallVec;
+//! From a call on host memory to the path on which it runs: shared memory, messages, or both
+//! ("hierarchical").
 
 use super::call::Call;
 use super::core::Core;
-use super::device::OnDevices;
-use super::messages::{Interrupted, Message, kernel};
-use super::state::CommState;
+use super::messages::kernel;
 use crate::error::Result;
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::normalise_bools;
@@ -19,89 +13,15 @@ use crate::shm::WindowCall;
 use crate::trace::{self, LogEntry, OpLog};
 use crate::types::DType;
 
-impl CommState {
-    /// Runs a call on this thread. Refuses it if the communicator is revoked, and revokes the
-    /// communicator if it fails.
-    ///
-    /// # Safety
-    ///
-    /// The call was checked. Its buffers are valid until this returns, and nothing else uses them.
-    #[inline(always)]
-    pub(super) unsafe fn dispatch(&self, core: &mut Core, call: &Call) -> Result<()> {
-        if call.op.is_point_to_point() {
-            // SAFETY: passed on.
-            return unsafe { self.dispatch_together(core, std::slice::from_ref(call), || false) }.map(drop);
-        }
-        self.check_not_revoked(core, call)?;
-        let run = |core: &mut Core| {
-            // SAFETY: passed on.
-            unsafe {
-                match self.concerns_devices(call) {
-                    true => OnDevices::new(self, core, call).run(),
-                    false => core.run_on_host(&self.info, &self.recording.history, call),
-                }
-            }
-        };
-        let result = self.unless_it_panics(core, call.op, run);
-        result.map_err(|error| self.fail(core, error))
-    }
-
-    /// Runs sends and receives side by side on this thread, as [`CommState::dispatch`] runs a
-    /// collective. Returns those that have not ended when `is_wanted` says that another thread has a
-    /// call: see [`Core::run_point_to_point`].
-    ///
-    /// # Safety
-    ///
-    /// As for [`CommState::dispatch`], for all calls. The buffers of those that are returned are
-    /// valid until they have ended.
-    pub(super) unsafe fn dispatch_together(
-        &self,
-        core: &mut Core,
-        calls: &[Call],
-        is_wanted: impl Fn() -> bool,
-    ) -> Result<Vec<(Call, Interrupted)>> {
-        let Some(first) = calls.first() else { return Ok(Vec::new()) };
-        let op = first.op;
-        self.check_not_revoked(core, first)?;
-        if let [call] = calls {
-            // SAFETY: passed on.
-            let run = |core: &mut Core| unsafe { core.run_message_now(&self.info, call, &is_wanted) };
-            if self.unless_it_panics(core, op, run) {
-                return Ok(Vec::new());
-            }
-        }
-        let mut indices = 0..calls.len();
-        let ended: RefCell<SmallVec<[bool; 2]>> = RefCell::default();
-        let next = || {
-            let index = indices.next()?;
-            ended.borrow_mut().push(false);
-            Some(Message { call: calls[index].clone(), interrupted: None })
-        };
-        let finished = |key: u64| ended.borrow_mut()[key as usize] = true;
-        let run = |core: &mut Core| {
-            // SAFETY: passed on.
-            unsafe { core.run_point_to_point(&self.info, next, finished, is_wanted) }
-        };
-        match self.unless_it_panics(core, op, run) {
-            Ok(interrupted) => {
-                let ended = ended.into_inner();
-                let left = calls.iter().zip(ended).filter(|(_, ended)| !ended).map(|(call, _)| call.clone());
-                Ok(left.zip(interrupted).collect())
-            }
-            Err(error) => Err(self.fail(core, error)),
-        }
-    }
-}
-
 impl Core {
     /// Runs a collective on host memory: gives it its sequence number, chooses its path, and
     /// records it in `history`.
     ///
     /// # Safety
     ///
-    /// As for [`CommState::dispatch`].
+    /// The call was checked. Its buffers are valid until this returns, and nothing else uses them.
     #[inline(always)]
-    pub(super) unsafe fn run_on_host(&mut self, info: &CommInfo, history: &OpLog, call: &Call) -> Result<()> {
+    pub(crate) unsafe fn run_on_host(&mut self, info: &CommInfo, history: &OpLog, call: &Call) -> Result<()> {
         self.seq += 1;
         let world = self.layout.ranks;
         let (descriptor, bytes) = (call.descriptor(self.seq), call.bytes(world));
@@ -130,7 +50,7 @@ impl Core {
     ///
     /// # Safety
     ///
-    /// As for [`CommState::dispatch`].
+    /// As for [`Core::run_on_host`].
     #[inline(always)]
     pub(super) unsafe fn run_on_path(&mut self, choice: Option<Choice>, context: &OpContext<'_>, call: &Call) -> Result<()> {
         let Some(choice) = choice else {
@@ -163,7 +83,7 @@ impl Core {
     ///
     /// # Safety
     ///
-    /// As for [`CommState::dispatch`].
+    /// As for [`Core::run_on_host`].
     #[inline(always)]
     unsafe fn run_chosen(&mut self, choice: Choice, context: &OpContext<'_>, call: &Call) -> Result<()> {
         // SAFETY: passed on.
@@ -184,7 +104,7 @@ impl Core {
     ///
     /// # Safety
     ///
-    /// As for [`CommState::dispatch`].
+    /// As for [`Core::run_on_host`].
     #[inline(never)]
     unsafe fn run_on_bools(&mut self, choice: Choice, context: &OpContext<'_>, call: &Call) -> Result<()> {
         // SAFETY: passed on.
@@ -205,7 +125,7 @@ impl Core {
     ///
     /// # Safety
     ///
-    /// As for [`CommState::dispatch`].
+    /// As for [`Core::run_on_host`].
     #[inline(always)]
     unsafe fn run_in_shared_memory(&mut self, context: &OpContext<'_>, call: &Call) -> Result<()> {
         let counts = call.recv_counts.as_ref().or(call.send_counts.as_ref());

@@ -62,14 +62,14 @@ impl Messages<'_> {
 }
 
 /// A send or a receive.
-pub(super) struct Message {
-    pub(super) call: Call,
+pub(crate) struct Message {
+    pub(crate) call: Call,
     /// How far it has come on another thread.
-    pub(super) interrupted: Option<Interrupted>,
+    pub(crate) interrupted: Option<Interrupted>,
 }
 
 /// A send or a receive that another thread continues.
-pub(super) struct Interrupted {
+pub(crate) struct Interrupted {
     progress: Paused,
     recorded: Recorded,
 }
@@ -94,7 +94,7 @@ impl Core {
     /// Ends a send or a receive that nothing continues: the communicator is refused for the reason
     /// `refused`. Returns the call's error. It was in flight when the communicator failed, so it has
     /// failed itself.
-    pub(super) fn give_up(&self, call: &Call, interrupted: Interrupted, refused: &Error) -> Error {
+    pub(crate) fn give_up(&self, call: &Call, interrupted: Interrupted, refused: &Error) -> Error {
         let Interrupted { progress, recorded } = interrupted;
         recorded.end(&self.recording.history, false);
         let failure = if let Error::Revoked { first } = refused { first } else { refused };
@@ -194,7 +194,7 @@ impl Core {
     /// # Safety
     ///
     /// Each call was checked. Its buffers are valid until it has ended, and nothing else uses them.
-    pub(super) unsafe fn run_point_to_point(
+    pub(crate) unsafe fn run_point_to_point(
         &mut self,
         info: &CommInfo,
         mut next: impl FnMut() -> Option<Message>,
@@ -260,7 +260,7 @@ impl Core {
     /// # Safety
     ///
     /// As for [`Core::run_point_to_point`].
-    pub(super) unsafe fn run_message_now(&mut self, info: &CommInfo, call: &Call, is_wanted: impl Fn() -> bool) -> bool {
+    pub(crate) unsafe fn run_message_now(&mut self, info: &CommInfo, call: &Call, is_wanted: impl Fn() -> bool) -> bool {
         let Call { op, root, send, recv, dtype, timeout, .. } = *call;
         let Some(engine) = &mut self.engine else { return false };
         if send.len + recv.len > SHORT || call.source.is_some() || (dtype == DType::Bool && op == Op::Recv) {

@@ -7,7 +7,8 @@ use super::work::RawWork;
 use crate::buffer::Source;
 use crate::communicator::Communicator;
 use crate::error::Result;
-use crate::exec::{Call, Raw};
+use crate::exec::Call;
+use crate::progress::Raw;
 use crate::types::{DType, Op, Rank, ReduceOp};
 
 /// A collective, a send or a receive on raw memory. Buffers have no lengths: they follow from the
@@ -115,7 +116,7 @@ impl<'a> RawCall<'a> {
     /// The communicator is as usable as before.
     pub fn prepare(&self, comm: &Communicator) -> Result<PreparedCall> {
         let mut call = comm.exec.prepare(&self.raw)?;
-        comm.exec.lend(&mut call, self.stream.into())?;
+        comm.exec.state.bind(&mut call, self.stream.into())?;
         Ok(PreparedCall(call))
     }
 
@@ -178,10 +179,10 @@ impl PreparedCall {
     ///
     /// If this fails, the operation was not started, and the buffers are the caller's.
     pub unsafe fn start(self, comm: &Communicator) -> Result<RawWork> {
-        let lent = self.0.lent.clone();
+        let on_device = self.0.on_device.clone();
         // SAFETY: passed on.
         let work = unsafe { comm.exec.start_prepared(self.0)? };
-        Ok(RawWork { work, lent })
+        Ok(RawWork { work, on_device })
     }
 }
 

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
-use crate::exec::Lent;
-use crate::exec::work::Work;
+use crate::exec::call::OnDevice;
+use crate::progress::work::Work;
 
 /// An operation that [`PreparedCall::start`](super::PreparedCall::start) has started. Its buffers
 /// belong to the operation until [`RawWork::outcome`] has returned `Some`.
@@ -18,7 +18,7 @@ use crate::exec::work::Work;
 pub struct RawWork {
     pub(super) work: Work<()>,
     /// If the buffers are on a device, or if the call has a place in a stream.
-    pub(super) lent: Option<Arc<Lent>>,
+    pub(super) on_device: Option<Arc<dyn OnDevice>>,
 }
 
 impl RawWork {
@@ -30,7 +30,7 @@ impl RawWork {
     /// Returns whether a CUDA graph has captured the operation, which runs with each replay. It counts
     /// as ended. [`RawWork::hold_stream`] orders streams in the capture.
     pub fn is_captured(&self) -> bool {
-        self.lent.as_ref().is_some_and(|lent| lent.is_captured())
+        self.on_device.as_ref().is_some_and(|on_device| on_device.is_captured())
     }
 
     /// Waits until the operation has ended, and returns how; `None` if it has not ended by the
@@ -103,6 +103,6 @@ impl RawWork {
     /// [`Error::Unsupported`](crate::Error::Unsupported) if a graph has captured the operation, and
     /// not the stream's work.
     pub unsafe fn hold_stream(&self, stream: *mut c_void) -> Result<bool> {
-        self.lent.as_ref().map_or(Ok(false), |lent| lent.hold_stream(stream.into()))
+        self.on_device.as_ref().map_or(Ok(false), |on_device| on_device.hold_stream(stream.into()))
     }
 }

@@ -10,6 +10,8 @@ mod kernel;
 mod level;
 mod portable;
 mod scale;
+#[cfg(feature = "cuda")]
+mod scale_to;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
@@ -19,7 +21,9 @@ pub(crate) use copy::{copy, copy_streaming, copy_up_to, normalise_bools};
 pub(crate) use halves::{narrow, widen};
 pub(crate) use kernel::Kernel;
 pub(crate) use level::instructions;
-pub(crate) use scale::{Scale, scale, scale_to, scales};
+pub(crate) use scale::{Scale, scale};
+#[cfg(feature = "cuda")]
+pub(crate) use scale_to::{scale_to, scales};
 
 use crate::error::{ArgumentError, Error, Result};
 use crate::types::{Element, Op, ReduceOp};

@@ -95,12 +95,13 @@ pub(crate) use socket::{
 };
 pub(crate) use socket_watch::{SocketInfo, SocketWatch};
 pub(crate) use topology::{Domains, Processors, affinity, is_crowded};
-pub(crate) use wait::{Patience, Waiting};
+pub(crate) use wait::{Backoff, Patience, Waiting};
 
 /// The advice for a file that is not read or written in time.
 pub(crate) const SILENT_FILE: &str = "its file system did not answer in time; check the mount and the server behind it";
 
 /// What a process needs to have another one hand over a file.
+#[cfg(any(feature = "cuda", test))]
 pub(crate) type Ticket = [u8; 32];
 
 impl Process {

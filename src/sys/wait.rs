@@ -7,6 +7,7 @@
 //! Whether to yield is learnt, too: a thread that yields to a computing process gets its processor
 //! back after milliseconds, and a sleeping thread is woken at once.
 
+use std::cell::Cell;
 use std::hint;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -23,6 +24,28 @@ pub(crate) struct Patience {
     yields: AtomicU32,
     /// Waits that yielded or slept since another process last computed meanwhile.
     waits: AtomicU32,
+}
+
+/// Paces looks at what wakes no thread, such as a word that a device writes: without pause while it may
+/// take microseconds only. `crossbeam_utils::Backoff` gives up after ten looks, before a device has done
+/// anything.
+#[derive(Debug, Default)]
+pub(crate) struct Backoff(Cell<u32>);
+
+impl Backoff {
+    pub(crate) fn wait(&self) {
+        self.0.set(self.0.get().saturating_add(1));
+        match self.0.get() {
+            0..100 => hint::spin_loop(),
+            100..2000 => thread::yield_now(),
+            _ => thread::sleep(Duration::from_micros(50)),
+        }
+    }
+
+    /// The next look is the first one for something else.
+    pub(crate) fn reset(&self) {
+        self.0.set(0);
+    }
 }
 
 /// One wait under way.

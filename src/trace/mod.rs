@@ -14,6 +14,7 @@ mod traffic;
 
 pub(crate) use log::{EntryId, LogEntry, OpLog, Operation};
 pub(crate) use recorder::{RankOfJob, Recorder, Recording, choice, path, prepare};
+#[cfg(feature = "cuda")]
 pub(crate) use statistics::PathTaken;
 pub use statistics::{DeviceStats, Stats};
 pub(crate) use totals::OpTotal;

@@ -47,6 +47,7 @@ pub(crate) enum PathTaken {
 pub(crate) struct Counters([AtomicU64; 6]);
 
 impl Counters {
+    #[cfg(feature = "cuda")]
     pub(crate) fn count(&self, path: PathTaken) {
         self.0[path as usize].fetch_add(1, Ordering::Relaxed);
     }

@@ -10,10 +10,12 @@ use std::path::Path;
 use source::{ModulePath, Source, Sources};
 
 /// The floors of the library, from the top down. A module may import those below its own line.
-const FLOORS: [&[&str]; 17] = [
+const FLOORS: [&[&str]; 19] = [
     &["raw", "fuzzing", "doctor"],
     &["ddp"],
     &["communicator"],
+    &["device"],
+    &["progress"],
     &["exec"],
     &["shm", "engine"],
     &["cuda"],
@@ -248,6 +250,43 @@ fn events_past_the_log(sources: &Sources) -> Vec<String> {
 fn only_the_log_knows_tracing() {
     let wrong = events_past_the_log(&read("src", 150));
     assert!(wrong.is_empty(), "take crate::log::warn!() and the like:\n{}", wrong.join("\n"));
+}
+
+/// What only a build with the feature `cuda` compiles: the file that declares it, and how, in code without
+/// spaces.
+const ON_GPUS: [(&str, &str); 6] = [
+    ("lib.rs", "#[cfg(feature=\"cuda\")]modcuda;"),
+    ("lib.rs", "#[cfg(feature=\"cuda\")]moddevice;"),
+    ("ddp/mod.rs", "#[cfg_attr(not(feature=\"cuda\"),path=\"no_device.rs\")]modon_device;"),
+    ("ddp/mod.rs", "#[cfg(feature=\"cuda\")]modon_stream;"),
+    ("communicator/mod.rs", "#[cfg(feature=\"cuda\")]modstream;"),
+    ("sys/linux/mod.rs", "#[cfg(any(feature=\"cuda\",test))]modlent_file;"),
+];
+
+/// The compiler refuses what a build without the feature needs of these modules.
+#[test]
+fn a_build_for_hosts_compiles_no_cuda() {
+    let sources = read("src", 150);
+    for (file, declared) in ON_GPUS {
+        let source = sources.iter().find(|source| source.file == file).expect("the file is there");
+        assert!(source.code.contains(declared), "{file} does not say {declared}");
+    }
+    let is_on_gpus = |module: &[String]| match module {
+        [first, second, ..] => matches!(
+            (&first[..], &second[..]),
+            ("cuda" | "device", _) | ("ddp", "on_device" | "on_stream") | ("communicator", "stream")
+        ),
+        [only] => matches!(&only[..], "cuda" | "device"),
+        [] => true,
+    };
+    let words = ["crate::cuda::", "cudarc::", "crate::device::"];
+    let known: Vec<&str> = sources
+        .iter()
+        .filter(|source| !is_on_gpus(&source.module) && words.iter().any(|word| source.code.contains(word)))
+        .map(|source| &source.file[..])
+        .collect();
+    // Each in an item of its own for the feature.
+    assert_eq!(known, ["communicator/mod.rs", "ddp/parameter.rs", "doctor.rs"]);
 }
 
 #[test]

@@ -28,7 +28,7 @@ use crate::bootstrap::identity::{Identity, Key, MAC, Medium, random};
 use crate::types::Rank;
 
 /// Changes with every change of what goes over sockets or through shared memory.
-pub(crate) const VERSION: u16 = 14 + cfg!(kolo_next_version) as u16;
+pub(crate) const VERSION: u16 = 15 + cfg!(kolo_next_version) as u16;
 
 const MAGIC: [u8; 4] = *b"kolo";
 pub(super) const NONCE: usize = 16;

@@ -14,6 +14,7 @@ use crate::bootstrap::peer_info::PeerInfo;
 use crate::bootstrap::peer_table::{OwnFailure, PeerTable, Refusal};
 use crate::bootstrap::signed::{SignedStore, in_run};
 use crate::bootstrap::start::Start;
+use crate::config::SharedSettings;
 use crate::error::{Error, Result, StoreError};
 use crate::types::Rank;
 
@@ -36,8 +37,10 @@ pub(super) fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(
     let table = loop {
         let missing: Vec<Rank> = (0..start.world_size).filter(|&rank| collector.peers[rank].is_none()).collect();
         if missing.is_empty() {
-            let peers = collector.peers.into_iter().flatten().collect();
-            break PeerTable::Members { peers, settings: start.settings.shared };
+            let peers: Vec<PeerInfo> = collector.peers.into_iter().flatten().collect();
+            let settings =
+                SharedSettings { devices: have_devices(start.settings.shared.devices, &peers), ..start.settings.shared };
+            break PeerTable::Members { peers, settings };
         }
         if start.left().is_zero() {
             let waited = began.elapsed();
@@ -209,4 +212,35 @@ fn second_rank_0(start: &Start<'_>, mine: &PeerInfo, announced: &[u8]) -> Result
         Some(peer) => peer.process(),
     };
     Ok(Error::RankTaken { rank: 0, first, second })
+}
+
+/// Whether buffers may be on devices: rank 0 allows it, and each rank can take part in an operation of
+/// which another one has buffers there.
+fn have_devices(allowed: bool, peers: &[PeerInfo]) -> bool {
+    let without = peers.iter().find(|peer| !peer.has_cuda).filter(|_| allowed);
+    if let Some(peer) = without {
+        let (rank, process) = (peer.rank, peer.process());
+        crate::log::info!(
+            rank,
+            process,
+            "a rank's kolo was built without the feature `cuda`, so no rank may have buffers on devices"
+        );
+    }
+    allowed && without.is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::have_devices;
+    use crate::bootstrap::peer_info::{PeerInfo, sample};
+
+    #[test]
+    fn no_rank_has_devices_unless_all_can_take_part() {
+        let peer = |rank, has_cuda| PeerInfo { has_cuda, ..sample(rank) };
+        let [all, some] = [true, false].map(|last| [peer(0, true), peer(1, true), peer(2, last)]);
+        assert_eq!(
+            [(true, &all), (true, &some), (false, &all)].map(|(allowed, peers)| have_devices(allowed, peers)),
+            [true, false, false]
+        );
+    }
 }

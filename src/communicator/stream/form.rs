@@ -171,14 +171,14 @@ impl OnStream<'_> {
     }
 
     /// Checks a call and has it take its turn in the stream.
-    fn lend(&self, call: Call) -> Result<Call> {
+    fn bind(&self, call: Call) -> Result<Call> {
         let mut call = call.check(self.comm.rank(), self.comm.world_size())?;
-        self.comm.exec.lend(&mut call, StreamId(self.stream.cu_stream().addr()))?;
+        self.comm.exec.state.bind(&mut call, StreamId(self.stream.cu_stream().addr()))?;
         Ok(call)
     }
 
     fn submit(&self, call: Call) -> Result<()> {
-        let call = self.lend(call)?;
+        let call = self.bind(call)?;
         // SAFETY: every caller is a public method that made `call` from slices of cudarc, which are
         // as long as they say. cudarc keeps them until the stream has passed the call, and
         // orders other uses by streams.
@@ -202,7 +202,7 @@ impl OnStream<'_> {
     ) -> Result<()> {
         let (send, _until_read) = self.reads(send);
         let (recv, _until_written) = self.writes(recv);
-        let calls = vec![self.lend(calls::send::<T>(send, to))?, self.lend(calls::recv::<U>(recv, from))?];
+        let calls = vec![self.bind(calls::send::<T>(send, to))?, self.bind(calls::recv::<U>(recv, from))?];
         // SAFETY: as in `submit`.
         unsafe { self.comm.exec.submit_together_checked(calls) }
     }

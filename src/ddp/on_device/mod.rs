@@ -2,6 +2,8 @@
 //! bucket is reduced when that stream has passed the last of its gradients: the host waits for it,
 //! as for all events of devices.
 
+mod elements;
+mod memory;
 #[cfg(test)]
 mod tests;
 
@@ -12,10 +14,14 @@ use parking_lot::Mutex;
 use super::float::is_of_gradients;
 use crate::communicator::Communicator;
 use crate::cuda::device::{Address, Device, Event, Memory, Reduction, Scaling, Stream, StreamId};
+use crate::device::drain;
 use crate::error::{Error, ReducerError, Result};
-use crate::exec::{Raw, drain};
+use crate::progress::Raw;
 use crate::reduce::{scale_to, scales};
 use crate::types::{DType, Op, Rank, ReduceOp};
+
+pub(super) use elements::{DeviceElements, Scratch};
+pub(super) use memory::DeviceMemory;
 
 /// The device of a reducer, and the caller's stream on it.
 #[derive(Clone)]
@@ -24,8 +30,13 @@ pub(crate) struct Chosen {
     pub(crate) ordinal: usize,
     pub(crate) stream: StreamId,
     /// Keeps the stream alive.
-    #[cfg(feature = "cuda")]
     pub(crate) keeps: Option<Arc<cudarc::driver::CudaStream>>,
+}
+
+impl Chosen {
+    pub(super) fn new(ordinal: usize, stream: StreamId) -> Chosen {
+        Chosen { ordinal, stream, keeps: None }
+    }
 }
 
 /// What a reducer does on its device.
@@ -63,10 +74,6 @@ impl OnDevice {
         Memory::new(&self.device, len.max(1))
     }
 
-    pub(super) fn event(&self) -> Result<Event> {
-        Event::new(&self.device)
-    }
-
     /// Refuses memory that is not on this device.
     pub(super) fn expect_here(&self, comm: &Communicator, name: &str, at: Address) -> Result<()> {
         match comm.exec.locate(std::ptr::without_provenance(at as usize))? {
@@ -89,7 +96,7 @@ impl OnDevice {
     }
 
     /// Records the event in the caller's stream.
-    pub(super) fn mark(&self, event: &Event) -> Result<()> {
+    fn mark(&self, event: &Event) -> Result<()> {
         event.record(self.stream()?)
     }
 
@@ -106,8 +113,17 @@ impl OnDevice {
         comm.exec.until_done(&done)
     }
 
+    /// Makes the reducer's stream wait for another one, if both are known.
+    pub(super) fn wait_for(&self, stream: Option<&Arc<cudarc::driver::CudaStream>>) -> Result<()> {
+        let Some((own, stream)) = self.keeps().zip(stream) else { return Ok(()) };
+        own.join(stream).map_err(|error| Error::Device {
+            device: own.context().name().unwrap_or_default(),
+            doing: "making one stream wait for another",
+            problem: error.to_string(),
+        })
+    }
+
     /// Returns the caller's stream as cudarc's type.
-    #[cfg(feature = "cuda")]
     pub(super) fn keeps(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
         self.chosen.keeps.as_ref()
     }

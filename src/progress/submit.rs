@@ -1,0 +1,254 @@
+//! From a call to the thread that runs it: the caller's if no other call is queued, otherwise the
+//! progress thread.
+
+use std::sync::Arc;
+
+use parking_lot::MutexGuard;
+
+use super::queue::Queue;
+use super::state::{CommState, Devices};
+use super::together::keep_apart;
+use super::work::{Completion, Work, WorkError};
+use crate::error::{Error, Result};
+use crate::exec::{Call, Core};
+use crate::failure::{self, CommInfo};
+use crate::types::{Op, Rank};
+
+/// Runs the calls of one communicator in the order in which they were made.
+pub(crate) struct Executor {
+    pub(crate) state: Arc<CommState>,
+    pub(super) queue: Queue,
+}
+
+impl Executor {
+    pub(crate) fn new(core: Core, info: CommInfo, devices: Box<dyn Devices>) -> Executor {
+        let state = CommState::new(core, info, devices);
+        Executor { queue: Queue::new(&state), state }
+    }
+
+    pub(super) fn rank(&self) -> Rank {
+        self.state.info.rank
+    }
+
+    pub(super) fn world_size(&self) -> usize {
+        self.state.layout.ranks
+    }
+
+    /// Queues a call on buffers that the [`Work`] owns. `call` is shown the buffers where they stay
+    /// until the operation has ended. Nothing else can reach them there, which makes the call valid
+    /// for the queue. If the call is refused, the error has the buffers.
+    pub(crate) fn start<B: Send + 'static>(
+        &self,
+        buffers: B,
+        call: impl FnOnce(&mut B) -> Result<Call>,
+    ) -> Result<Work<B>, WorkError<B>> {
+        let mut work = Work::new(buffers, self.queue.helper());
+        let started = call(work.buffers()).and_then(|call| {
+            let completion = work.completion(call.op);
+            self.queue_unchecked(call, completion)
+        });
+        match started {
+            Ok(()) => Ok(work),
+            Err(error) => Err(work.refused(error)),
+        }
+    }
+
+    fn queue_unchecked(&self, call: Call, completion: Arc<dyn Completion>) -> Result<()> {
+        self.queue.push(call.check(self.rank(), self.world_size())?, completion)
+    }
+
+    /// See [`CommState::fail_outside`].
+    pub(crate) fn fail(&self, error: Error) -> Error {
+        self.state.fail_outside(error)
+    }
+
+    /// Checks a call and runs it: on this thread if no other call is queued, otherwise on the
+    /// progress thread, in its turn.
+    ///
+    /// # Safety
+    ///
+    /// The call's buffers are valid until this returns, and nothing else uses them.
+    #[inline]
+    pub(crate) unsafe fn submit(&self, mut call: Call) -> Result<()> {
+        self.check(&mut call)?;
+        // SAFETY: passed on.
+        unsafe { self.submit_checked(&call) }
+    }
+
+    /// Checks a call in place: it is large, and small operations would notice a copy.
+    #[inline]
+    pub(super) fn check(&self, call: &mut Call) -> Result<()> {
+        let op = call.op;
+        call.check_in_place(self.rank(), self.world_size()).map_err(|problem| Error::Argument { op, problem })
+    }
+
+    /// Runs a call that was checked, as [`Executor::submit`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Executor::submit`]. The buffers of a call on a device are valid until its
+    /// stream has passed the call.
+    #[inline(always)]
+    pub(crate) unsafe fn submit_checked(&self, call: &Call) -> Result<()> {
+        self.state.check_process(call.op)?;
+        if call.on_device.is_some() {
+            return self.submit_on_device(call.clone());
+        }
+        if let Some(mut core) = self.claim() {
+            // SAFETY: passed on.
+            return unsafe {
+                match call.op.is_point_to_point() {
+                    true => self.run_messages(core, std::slice::from_ref(call)),
+                    false => self.state.dispatch(&mut core, call),
+                }
+            };
+        }
+        Ok(self.queue_call(call.clone())?.wait()?)
+    }
+
+    /// The core, if no call holds it and none is queued.
+    #[inline(always)]
+    pub(super) fn claim(&self) -> Option<MutexGuard<'_, Core>> {
+        // In this order: a call that is interrupted is queued before it gives the core up.
+        let core = self.state.core.try_lock()?;
+        self.queue.is_idle().then_some(core)
+    }
+
+    /// Queues a call that was checked. The caller keeps its buffers until the call has ended.
+    pub(crate) fn queue_call(&self, call: Call) -> Result<Work<()>> {
+        let work = Work::new((), self.queue.helper());
+        let completion = work.completion(call.op);
+        self.queue.push(call, completion)?;
+        Ok(work)
+    }
+
+    /// Queues a call on a device, and waits for its end unless its stream does.
+    fn submit_on_device(&self, call: Call) -> Result<()> {
+        self.check_not_failed()?;
+        let mut work = None;
+        self.enqueue(std::slice::from_ref(&call), false, &mut || {
+            let is_left = is_left_to_its_stream(&call);
+            work = Some(self.queue_call(call.clone())?).filter(|_| !is_left);
+            Ok(())
+        })?;
+        work.map_or(Ok(()), |work| Ok(work.wait()?))
+    }
+
+    /// See [`Devices::enqueue`].
+    pub(crate) fn enqueue(&self, calls: &[Call], is_apart: bool, queue: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        let exclusively = |call: &Call, part: &mut dyn FnMut(&mut Core) -> Result<()>| self.exclusively(call.clone(), part);
+        let state = &*self.state;
+        let result = state.devices.enqueue(state, &exclusively, calls, is_apart, queue);
+        if state.devices.may_arrive() {
+            self.queue.notice_arrivals();
+        }
+        result
+    }
+
+    /// Checks and runs sends and receives side by side.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Executor::submit`], for all calls.
+    pub(crate) unsafe fn submit_together<const N: usize>(&self, calls: [Call; N]) -> Result<()> {
+        let check = |call: Call| call.check(self.rank(), self.world_size());
+        let checked = calls.into_iter().map(check).collect::<Result<Vec<_>>>()?;
+        // SAFETY: passed on.
+        unsafe { self.submit_together_checked(checked) }
+    }
+
+    /// Runs sends and receives that were checked, as [`Executor::submit_together`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Executor::submit_checked`], for all calls.
+    pub(crate) unsafe fn submit_together_checked(&self, mut checked: Vec<Call>) -> Result<()> {
+        self.state.check_process(Op::Send)?;
+        let _copies = keep_apart(&mut checked).map_err(|error| match error {
+            Error::Argument { .. } => error,
+            // The peers wait for the messages.
+            error => self.fail(error),
+        })?;
+        if checked.iter().all(|call| call.on_device.is_none())
+            && let Some(core) = self.claim()
+        {
+            // SAFETY: passed on.
+            return unsafe { self.run_messages(core, &checked) };
+        }
+        if checked.iter().any(|call| call.on_device.is_some()) {
+            self.check_not_failed()?;
+        }
+        let mut works = Vec::with_capacity(checked.len());
+        let mut result = Ok(());
+        self.enqueue(&checked, false, &mut || {
+            for call in &checked {
+                let is_left = is_left_to_its_stream(call);
+                let work = Work::new((), self.queue.helper());
+                let pushed = self.queue.push(call.clone(), work.completion(call.op));
+                result = std::mem::replace(&mut result, Ok(())).and(pushed);
+                if !is_left {
+                    works.push(work);
+                }
+            }
+            Ok(())
+        })?;
+        // All calls end before the caller gets its buffers back.
+        works.into_iter().map(|work| Ok(work.wait()?)).fold(result, Result::and)
+    }
+
+    /// Runs sends and receives side by side on this thread. If another thread calls meanwhile, they
+    /// go on beside its call, on the progress thread: the peer may wait for that call.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Executor::submit`], for all calls.
+    unsafe fn run_messages(&self, mut core: MutexGuard<'_, Core>, calls: &[Call]) -> Result<()> {
+        let is_wanted = || !self.queue.is_idle() && self.queue.has_thread();
+        // SAFETY: passed on: this waits for those that are returned.
+        let interrupted = unsafe { self.state.dispatch_together(&mut core, calls, is_wanted)? };
+        if interrupted.is_empty() {
+            return Ok(());
+        }
+        let works = self.queue.pass_on(interrupted);
+        drop(core);
+        works.into_iter().map(|work| Ok(work.wait()?)).fold(Ok(()), Result::and)
+    }
+
+    /// Reports the failure of an earlier call, which may have had no caller that waited for it.
+    pub(super) fn check_not_failed(&self) -> Result<()> {
+        match self.state.failure.get() {
+            Some(first) => Err(Error::Revoked { first: first.clone() }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether the caller of a call that is enqueued need not wait for it, because its stream does.
+fn is_left_to_its_stream(call: &Call) -> bool {
+    // The place for the source is the caller's only until the call returns.
+    call.source.is_none() && call.on_device.as_ref().is_some_and(|on_device| on_device.leave_to_stream())
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        if self.state.check_process(Op::Connect).is_err() {
+            // The child ends nothing of its parent's.
+            std::mem::forget(self.state.clone());
+            return;
+        }
+        // A program that fails does not leave: its peers must not take a panic for its end.
+        let panics = std::thread::panicking() && self.state.failure.get().is_none();
+        if panics {
+            failure::end_by_panic(&self.state.status);
+        }
+        self.queue.close();
+        self.state.devices.abandon();
+        // Nothing else holds the lock now: calls borrow the communicator, and the progress thread
+        // has ended.
+        let mut core = self.state.core.lock();
+        match self.state.failure.get() {
+            None => core.part(panics),
+            Some(_) => self.state.devices.abandon_memory(),
+        }
+    }
+}
