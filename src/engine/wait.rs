@@ -42,7 +42,7 @@ impl Engine {
                 nap = nap.min(self.wait_for_any(job, &job.gone, &mut waits)?);
             } else if let Some(peer) = job.awaited() {
                 waits.push((peer, false, true));
-                nap = nap.min(job.job.context.patience_with(peer)?);
+                nap = nap.min(job.job.context.patience_with(peer, self.mesh.moved(peer))?);
             }
         }
         for &peer in self.receivers.peers() {
@@ -51,13 +51,13 @@ impl Engine {
             if self.receivers.next_of(peer).is_some() {
                 waits.push((peer, false, true));
             }
-            nap = nap.min(job.job.context.patience_with(peer)?);
+            nap = nap.min(job.job.context.patience_with(peer, self.mesh.moved(peer))?);
         }
         for out in self.outbox.fronts() {
             let job = self.outbox.key_of(out.job).and_then(|key| active.get(key));
             // A collective that receives waits for that peer.
             if let Some(job) = job.filter(|job| job.awaited().is_none()) {
-                nap = nap.min(job.job.context.patience_with(out.to)?);
+                nap = nap.min(job.job.context.patience_with(out.to, self.mesh.moved(out.to))?);
             }
         }
         self.waits = waits;
@@ -82,7 +82,7 @@ impl Engine {
             }
             let stuck_to = || self.outbox.iter().find(|out| out.job == job.number).map(|out| out.to);
             match job.awaited().or_else(stuck_to) {
-                Some(peer) => _ = context.patience_with(peer)?,
+                Some(peer) => _ = context.patience_with(peer, self.mesh.moved(peer))?,
                 None => _ = self.wait_for_any(job, gone, &mut Waits::new())?,
             }
         }
@@ -109,7 +109,10 @@ impl Engine {
             present.is_some() && self.received[*rank] > 0 && matches!(cause, Cause::Left { .. } | Cause::Gone)
         };
         let culprit = culprit_of(lost.iter().filter(|lost| !has_done(lost)));
-        let left = present.map(|peer| context.patience_with_any(peer, culprit.map(|(rank, _)| *rank)));
+        let left = present.map(|peer| {
+            let missed = culprit.map(|(rank, _)| *rank);
+            context.patience_with_any(peer, self.mesh.moved(peer), missed)
+        });
         match (left, culprit) {
             (Some(Err(Error::Peer { .. })) | None, Some((rank, cause))) => Err(context.failed(*rank, cause.clone())),
             (Some(left), _) => Ok(nap.min(left?)),

@@ -313,7 +313,7 @@ impl Operation<'_> {
             Ok(Some(moved)) => {
                 // What peers may know of it, as if it slept.
                 if let Some(peer) = engine.stuck_to(stepped).filter(|_| !moved) {
-                    let _ = context.patience_with(peer);
+                    let _ = context.patience_with(peer, None);
                 }
                 Ok(moved)
             }

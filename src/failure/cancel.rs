@@ -49,20 +49,30 @@ pub(crate) struct Diagnosing {
 /// The peer whose message an operation waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Awaited {
-    One(Rank),
+    One {
+        peer: Rank,
+        moved: Moved,
+    },
     /// Any rank's message. `present` is alive, and `missed` is gone.
     Any {
         present: Rank,
+        moved: Moved,
         missed: Option<Rank>,
     },
 }
+
+/// A number that changes whenever something has come from a peer or gone to it; `None` if nothing that it
+/// has sent can be on its way, because no link with it is open for example.
+pub(crate) type Moved = Option<u64>;
 
 /// An operation that waits for a peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
     pub(crate) peer: Rank,
+    pub(crate) moved: Moved,
     /// The operation's descriptor, as its caller named it.
     pub(crate) words: [u64; Descriptor::WORDS],
+    /// Since when nothing has moved.
     pub(crate) since: Instant,
     /// Whether another rank's message would do: then the operation does not fail because this peer
     /// is gone.
@@ -163,18 +173,19 @@ impl CancelToken {
     /// With `is_for_one`, the operation waits for no other peer: receives of the same kind from
     /// several peers have the same words.
     pub(super) fn wait_for(&self, awaited: Awaited, words: [u64; Descriptor::WORDS], is_for_one: bool) {
-        let (peer, is_for_any, missed) = match awaited {
-            Awaited::One(peer) => (peer, false, None),
-            Awaited::Any { present, missed } => (present, true, missed),
+        let (peer, moved, is_for_any, missed) = match awaited {
+            Awaited::One { peer, moved } => (peer, moved, false, None),
+            Awaited::Any { present, moved, missed } => (present, moved, true, missed),
         };
         let now = Instant::now();
+        let wait = Wait { peer, moved, words, since: now, is_for_any, missed, seen: now };
         let mut waits = self.waits.lock();
         let is_same =
             |wait: &&mut Wait| wait.words == words && wait.is_for_any == is_for_any && (wait.peer == peer || !is_for_one);
         match waits.iter_mut().find(is_same) {
-            Some(wait) if wait.peer == peer => (wait.seen, wait.missed) = (now, missed),
-            Some(wait) => *wait = Wait { peer, words, since: now, is_for_any, missed, seen: now },
-            None => waits.push(Wait { peer, words, since: now, is_for_any, missed, seen: now }),
+            Some(known) if (known.peer, known.moved) == (peer, moved) => (known.seen, known.missed) = (now, missed),
+            Some(known) => *known = wait,
+            None => waits.push(wait),
         }
         self.any_waits.store(true, Ordering::Relaxed);
     }
@@ -196,7 +207,7 @@ impl CancelToken {
 
     /// Notes that this rank waits for `peer` to connect.
     pub(crate) fn note_connecting(&self, peer: Rank) {
-        self.wait_for(Awaited::One(peer), CONNECTING.encode(), false);
+        self.wait_for(Awaited::One { peer, moved: None }, CONNECTING.encode(), false);
     }
 
     /// Notes that this rank waits for no peer to connect any longer. If that has failed, peers learn

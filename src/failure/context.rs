@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::cancel::{Awaited, CancelToken, Diagnosing};
+use super::cancel::{Awaited, CancelToken, Diagnosing, Moved};
 use super::wait_check;
 use crate::error::{Cause, Error, Result};
 use crate::trace::LogEntry;
@@ -191,18 +191,18 @@ impl<'a> OpContext<'a> {
 
     /// Returns how long to wait for `peer` before this is called again. Fails if the deadline has
     /// passed or the communicator is cancelled.
-    pub(crate) fn patience_with(&self, peer: Rank) -> Result<Duration> {
-        self.patience(Awaited::One(peer))
+    pub(crate) fn patience_with(&self, peer: Rank, moved: Moved) -> Result<Duration> {
+        self.patience(Awaited::One { peer, moved })
     }
 
     /// As [`OpContext::patience_with`], for a message of any rank, where `present` is alive and
     /// `missed` is gone.
-    pub(crate) fn patience_with_any(&self, present: Rank, missed: Option<Rank>) -> Result<Duration> {
-        self.patience(Awaited::Any { present, missed })
+    pub(crate) fn patience_with_any(&self, present: Rank, moved: Moved, missed: Option<Rank>) -> Result<Duration> {
+        self.patience(Awaited::Any { present, moved, missed })
     }
 
     fn patience(&self, awaited: Awaited) -> Result<Duration> {
-        let (Awaited::One(peer) | Awaited::Any { present: peer, .. }) = awaited;
+        let (Awaited::One { peer, .. } | Awaited::Any { present: peer, .. }) = awaited;
         #[cfg(test)]
         assert!(!PANICS.take(), "a panic for a test");
         let is_collective = !self.descriptor.op.is_point_to_point();
@@ -213,7 +213,7 @@ impl<'a> OpContext<'a> {
         }
         match self.timeout.checked_sub(self.started().elapsed()) {
             Some(left) if !left.is_zero() => {
-                let is_for_one = !is_collective && matches!(awaited, Awaited::One(_));
+                let is_for_one = !is_collective && matches!(awaited, Awaited::One { .. });
                 self.info.cancel.wait_for(awaited, self.call().encode(), is_for_one);
                 let left = left.min(wait_check::longest_nap());
                 // During the grace period it checks often.
@@ -279,12 +279,32 @@ mod tests {
             CommInfo { rank: 0, members: vec![member.clone(), member], timeout, start_timeout: timeout, cancel: Arc::default() };
         let mut context = OpContext::new(Descriptor { op: crate::types::Op::Send, ..Descriptor::nothing() }, &info);
         context.number(3);
-        context.patience_with(1).unwrap();
+        context.patience_with(1, None).unwrap();
         let since = info.cancel.waits()[0].since;
         context.number(3);
-        context.patience_with(1).unwrap();
+        context.patience_with(1, None).unwrap();
         assert_eq!(info.cancel.waits()[0].since, since);
         context.number(4);
         assert!(info.cancel.waits().is_empty());
+    }
+
+    /// The failure detector asks about no peer, and warns of none, while a slow transfer moves.
+    #[test]
+    fn bytes_that_move_restart_the_wait() {
+        let member = Member { host: "here".into(), pid: 1 };
+        let timeout = Duration::from_secs(60);
+        let info =
+            CommInfo { rank: 0, members: vec![member.clone(), member], timeout, start_timeout: timeout, cancel: Arc::default() };
+        let context = OpContext::new(Descriptor::nothing(), &info);
+        let since = |moved| {
+            context.patience_with(1, moved).unwrap();
+            let [wait] = info.cancel.waits()[..] else { panic!("one peer is awaited") };
+            wait.since
+        };
+        let first = since(Some(0));
+        assert_eq!(since(Some(0)), first);
+        let second = since(Some(1));
+        assert!(second > first);
+        assert_eq!(since(Some(1)), second);
     }
 }

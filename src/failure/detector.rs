@@ -188,7 +188,8 @@ fn ask(status: &CommStatus, control: &dyn ControlChannel, wait: &Wait, mine: Des
         }
         Ok(Reply::Doing { waits: None, .. }) => warn("is alive, but did not make this call yet, or is busy with it"),
         Ok(Reply::Doing { waits: Some((other, _)), .. }) => warn(&format!("waits for rank {other}")),
-        Ok(Reply::Left { last_seq }) if mine.op.is_point_to_point() || last_seq < mine.seq => {
+        // What it sent before it left may still come on a link, which says when that is all.
+        Ok(Reply::Left { last_seq }) if wait.moved.is_none() || !mine.op.is_point_to_point() && last_seq < mine.seq => {
             absence.gone = Some(Cause::Left { last_seq });
         }
         Ok(_) => {}

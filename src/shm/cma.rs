@@ -217,7 +217,7 @@ unsafe fn read(window: &mut Window, context: &OpContext<'_>, peer: usize, from: 
     }
     let process = window.process(peer).unwrap_or(Process::with_id(u32::MAX));
     for at in (0..len).step_by(MOST_READ) {
-        context.patience_with(window.members[peer])?;
+        context.patience_with(window.members[peer], Some(at as u64))?;
         // SAFETY: the range is within what the caller vouches for. If the peer has ended, its
         // process id may be another process's by now: then this operation fails in the next phase,
         // which the peer does not reach.

@@ -52,7 +52,7 @@ impl Window {
     ) -> Result<io::Result<Arc<Region>>> {
         let began = Instant::now();
         let found = loop {
-            let until = Instant::now() + context.patience_with(self.members[peer])?.min(FETCH_INTERVAL);
+            let until = Instant::now() + context.patience_with(self.members[peer], Some(id.into()))?.min(FETCH_INTERVAL);
             let found = self.host.fetch_once(self.jobs[peer], id, until);
             if found.is_err()
                 && let Some(cause) = self.why_gone(peer)

@@ -230,7 +230,7 @@ impl Window {
         context.note();
         while !self.phases.has_reached(peer, phase) {
             if self.patience.pause(&mut waiting) {
-                let nap = context.patience_with(self.members[peer])?;
+                let nap = context.patience_with(self.members[peer], Some(phase.into()))?;
                 self.check_peers_can_reach(context, peer, phase)?;
                 self.phases.sleep(peer, phase, nap.min(NAP));
             }

@@ -39,6 +39,11 @@ impl Traffic {
         self.received.store(self.received.load(Ordering::Relaxed).wrapping_add(count as u64), Ordering::Relaxed);
     }
 
+    /// Returns how many bytes the link has moved.
+    pub(crate) fn moved(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed).wrapping_add(self.received.load(Ordering::Relaxed))
+    }
+
     /// Counts a rail of the link that failed.
     pub(crate) fn lost_rail(&self) {
         self.lost_rails.fetch_add(1, Ordering::Relaxed);

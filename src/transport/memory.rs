@@ -98,6 +98,10 @@ impl Opener for MemoryOpener {
         Ok(Some(self.link(peer)))
     }
 
+    fn delivers_at_once(&self) -> bool {
+        true
+    }
+
     fn attach(&mut self, waker: Arc<Waker>) {
         self.hub.wakers.lock().insert((self.comm_id, self.rank), waker);
     }

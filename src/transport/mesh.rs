@@ -10,7 +10,7 @@ use mio::{Events, Registry, Token};
 use super::Link;
 use crate::error::Cause;
 use crate::sys::{Poll, Waker};
-use crate::trace::LinkTable;
+use crate::trace::{LinkTable, Traffic};
 use crate::types::Rank;
 
 /// Why there is no link.
@@ -45,6 +45,11 @@ pub(crate) trait Opener: Send {
         None
     }
 
+    /// Returns whether what a peer has sent is there at once.
+    fn delivers_at_once(&self) -> bool {
+        false
+    }
+
     /// Sets the waker for when a link can be opened.
     fn attach(&mut self, waker: Arc<Waker>);
 }
@@ -52,6 +57,8 @@ pub(crate) trait Opener: Send {
 /// All links of one rank.
 pub(crate) struct Mesh {
     links: Vec<Option<Box<dyn Link>>>,
+    /// The counters of the open links that count.
+    counters: Vec<Option<Arc<Traffic>>>,
     opener: Box<dyn Opener>,
     poll: Poll,
     events: Events,
@@ -69,7 +76,15 @@ impl Mesh {
         let waker = Arc::new(Waker::new(&poll, WAKER)?);
         opener.attach(waker.clone());
         let links = std::iter::repeat_with(|| None).take(world).collect();
-        Ok(Mesh { links, opener, poll, events: Events::with_capacity(64), waker, table: Arc::default() })
+        Ok(Mesh {
+            links,
+            counters: vec![None; world],
+            opener,
+            poll,
+            events: Events::with_capacity(64),
+            waker,
+            table: Arc::default(),
+        })
     }
 
     /// Lists the links in a table when they open.
@@ -90,6 +105,7 @@ impl Mesh {
             let Some(mut link) = self.opener.open(peer, registry, token)? else { return Ok(None) };
             link.register(registry, token).map_err(NoLink::Own)?;
             if let Some((kind, traffic)) = link.traffic() {
+                self.counters[peer] = Some(traffic.clone());
                 self.table.opened(peer, kind, traffic);
             }
             *slot = Some(link);
@@ -111,6 +127,13 @@ impl Mesh {
         self.opener.is_alive(peer)
     }
 
+    /// Returns a number that changes whenever the link to a peer moves bytes; `None` if nothing that the
+    /// peer has sent can be on its way.
+    pub(crate) fn moved(&self, peer: Rank) -> Option<u64> {
+        self.links[peer].as_ref().filter(|_| !self.opener.delivers_at_once())?;
+        Some(self.counters[peer].as_ref().map_or(0, |counters| counters.moved()))
+    }
+
     /// Returns whether the link to a peer has begun to send bytes that it has not yet taken from
     /// the caller.
     pub(crate) fn has_begun(&self, peer: Rank) -> bool {
@@ -119,7 +142,7 @@ impl Mesh {
 
     /// Closes the link to a peer, which sees that it ended.
     pub(crate) fn close(&mut self, peer: Rank) {
-        self.links[peer] = None;
+        (self.links[peer], self.counters[peer]) = (None, None);
     }
 
     /// Sleeps until one of these links can make progress or can be opened, or until the waker is

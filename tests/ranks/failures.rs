@@ -482,3 +482,31 @@ fn a_split_fails_on_all_ranks_if_one_takes_no_part() {
         },
     );
 }
+
+/// The root of a broadcast or scatter waits for no peer. It leaves while its peers are in the next call, or
+/// in another one at its place.
+#[test]
+fn a_root_that_leaves_is_noticed_soon_by_a_call_of_messages() {
+    at_once((0..12).map(|case| (case % 3, case / 3 % 2 == 0, case / 6 == 0)), |(root, scatters, differs)| {
+        let is_over = Barrier::new(3);
+        on_every_transport(3, |comm| {
+            let part = comm.split(0, comm.rank()).unwrap();
+            let me = part.rank();
+            let (all, mut mine) = ([7u8; 3], [0u8; 1]);
+            if me == root || !differs {
+                match scatters {
+                    true => part.scatter((me == root).then_some(&all[..]), &mut mine, root).unwrap(),
+                    false => part.broadcast(&mut mine, root).unwrap(),
+                }
+            }
+            if me == root {
+                drop(part);
+            } else {
+                let counts = [1, 1, 1];
+                let error = soon(|| part.all_to_all_v(&all, &counts, &mut [0u8; 3], &counts)).unwrap_err();
+                assert_eq!(error.culprit(), Some(root), "rank {me}: {error}");
+            }
+            is_over.wait();
+        });
+    });
+}
