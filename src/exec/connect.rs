@@ -130,6 +130,7 @@ impl Core {
         let autotune = Autotune::with_tuning(self.settings.copy_mode, tuning);
         let window = Window::new(area, neighbours, jobs, host, self.patience.clone(), autotune, self.settings.flag_layout);
         info.cancel.attach(window.waker());
+        self.fabric.status().read_written(Box::new(window.written()));
         self.window = Some(window);
     }
 
@@ -137,6 +138,8 @@ impl Core {
     fn leave_windows(&mut self) {
         crate::log::warn!("ranks of a host cannot share memory; they exchange messages instead");
         self.window = None;
+        // This rank leaves the window without a word, and so do its peers.
+        self.fabric.status().read_written(Box::new(|_| None));
         self.layout.windows = false;
         self.fabric.leave_host();
     }

@@ -1,5 +1,6 @@
 //! How a rank asks the others of its communicator, apart from its operations.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -25,6 +26,65 @@ pub(crate) trait ControlChannel: Send + Sync {
     fn is_stopped(&self, _peer: Rank) -> bool {
         false
     }
+
+    /// Whether a rank's process is known to have ended. The rank may have left before.
+    fn has_ended(&self, _peer: Rank) -> bool {
+        false
+    }
+
+    /// Whether a rank's process is known to have ended before the rank left or failed.
+    fn was_killed(&self, _peer: Rank) -> bool {
+        false
+    }
+}
+
+/// What a rank has written about itself into memory that this process maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Written {
+    TakesPart,
+    Left { last_seq: u64 },
+    Revoked,
+}
+
+/// Returns what a rank of the communicator has written; `None` if this process does not see it.
+pub(crate) type ReadWritten = Box<dyn Fn(Rank) -> Option<Written> + Send + Sync>;
+
+/// A channel to ranks some of which share memory with this one. What they have written there counts
+/// where they do not answer, also after their processes have ended.
+pub(super) struct BesideMemory {
+    pub(super) inner: Arc<dyn ControlChannel>,
+    pub(super) written: ReadWritten,
+}
+
+impl ControlChannel for BesideMemory {
+    fn ask(&self, peer: Rank, query: &Query, patience: Duration) -> Result<Reply, QueryError> {
+        let error = match self.inner.ask(peer, query, patience) {
+            Err(error) => error,
+            answer => return answer,
+        };
+        match ((self.written)(peer), &error) {
+            (Some(Written::Left { last_seq }), _) => Ok(Reply::Left { last_seq }),
+            (Some(Written::Revoked), QueryError::Mute | QueryError::Unasked) => Err(QueryError::Revoked),
+            _ => Err(error),
+        }
+    }
+
+    fn lost(&self) -> Vec<(Rank, Cause)> {
+        self.inner.lost()
+    }
+
+    fn is_stopped(&self, peer: Rank) -> bool {
+        self.inner.is_stopped(peer)
+    }
+
+    fn has_ended(&self, peer: Rank) -> bool {
+        self.inner.has_ended(peer)
+    }
+
+    fn was_killed(&self, peer: Rank) -> bool {
+        // In this order: a rank that leaves writes so before its process ends.
+        self.has_ended(peer) && (self.written)(peer) == Some(Written::TakesPart)
+    }
 }
 
 /// Why a query has no answer.
@@ -41,6 +101,8 @@ pub(crate) enum QueryError {
     Died,
     /// This process has no file descriptor or no memory left for the query.
     Unasked,
+    /// Its communicator has failed, and it does not say why.
+    Revoked,
 }
 
 /// Asks several ranks at once, and calls `heard` with each answer.

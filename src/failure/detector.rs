@@ -145,6 +145,11 @@ fn look(posted: &Mutex<Posted>, stopped: &Mutex<bool>, cases: &mut Cases) {
 /// Asks the peer for which an operation waits.
 fn check_peer(status: &CommStatus, control: &dyn ControlChannel, wait: &Wait, case: &mut Case) {
     let Some(mine) = Descriptor::decode(wait.words) else { return };
+    // Each of them may have been the sender.
+    let others = if wait.is_for_any { status.others() } else { Vec::new() };
+    if let Some(culprit) = others.into_iter().find(|&rank| control.was_killed(rank)) {
+        return report(status, wait, mine, Failure::Failed { culprit, cause: Cause::Died });
+    }
     let absence = if control.is_stopped(wait.peer) {
         warn(wait, mine, case, "is stopped");
         Absence::default()
@@ -195,6 +200,7 @@ fn ask(status: &CommStatus, control: &dyn ControlChannel, wait: &Wait, mine: Des
         Ok(_) => {}
         Err(QueryError::Died) => absence.gone = Some(Cause::Died),
         Err(QueryError::Gone) => absence.gone = Some(Cause::Gone),
+        Err(QueryError::Revoked) => absence.gone = Some(Cause::Revoked),
         Err(QueryError::Unasked) => warn("cannot be asked: this process has no file descriptor or no memory left"),
         Err(QueryError::Unreachable { address, kind }) => {
             absence.lost = Some(Cause::Unreachable { address, kind });

@@ -117,6 +117,7 @@ fn explain(status: &CommStatus, control: &dyn ControlChannel, peer: Rank, seen: 
             Ok(Reply::Left { last_seq }) if *seen != Cause::Revoked => return failed(Cause::Left { last_seq }),
             Err(QueryError::Gone) if matches!(seen, Cause::Unreachable { .. }) => return failed(Cause::Gone),
             Err(QueryError::Died) => return failed(Cause::Died),
+            Err(QueryError::Revoked) => return failed(Cause::Revoked),
             Err(QueryError::Gone) | Ok(_) => return failed(seen.clone()),
             Err(QueryError::Mute | QueryError::Unreachable { .. } | QueryError::Unasked) => EXPLANATION,
         };
@@ -216,6 +217,7 @@ impl<'a> WaitChain<'a> {
             Ok(_) | Err(QueryError::Unasked) => self.busy_or(Cause::Silent { deadline }),
             Err(QueryError::Died) => self.failed(Cause::Died),
             Err(QueryError::Gone) => self.failed(Cause::Gone),
+            Err(QueryError::Revoked) => self.failed(Cause::Revoked),
             Err(QueryError::Mute) => self.failed(Cause::Unresponsive { deadline }),
             Err(QueryError::Unreachable { address, kind }) => self.failed(Cause::Unreachable { address, kind }),
         }

@@ -34,7 +34,7 @@ pub(crate) use cancel::CancelToken;
 #[cfg(test)]
 pub(crate) use context::PANICS;
 pub(crate) use context::{CommInfo, OpContext};
-pub(crate) use control::{ControlChannel, QueryError};
+pub(crate) use control::{ControlChannel, QueryError, Written};
 pub(crate) use message::{Query, Reply};
 pub(crate) use report::culprit_of;
 pub(crate) use status::CommStatus;

@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::ballot::Ballots;
 use super::cancel::CancelToken;
-use super::control::ControlChannel;
+use super::control::{BesideMemory, ControlChannel, ReadWritten};
 use super::message::{Decision, Query, Reply};
 use super::report::FailureReport;
 use crate::error::Cause;
@@ -62,6 +62,14 @@ impl CommStatus {
     /// Sets how the others are reached. From then on they may be asked.
     pub(crate) fn reach(&self, control: Arc<dyn ControlChannel>) {
         *self.control.lock() = Some(control);
+    }
+
+    /// Sets how this rank reads what others have written about themselves.
+    pub(crate) fn read_written(&self, written: ReadWritten) {
+        let mut control = self.control.lock();
+        if let Some(inner) = control.take() {
+            *control = Some(Arc::new(BesideMemory { inner, written }));
+        }
     }
 
     pub(crate) fn control(&self) -> Option<Arc<dyn ControlChannel>> {

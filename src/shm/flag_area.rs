@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::flags::{FlagLine, FlagLines, SLOTS};
 use super::hierarchy::{GroupLines, LeaderLines};
 use crate::bootstrap::host_group::area::{Parts, USABLE};
+use crate::failure::Written;
 use crate::sync::{self, AtomicU32, AtomicU64, Ordering};
 use crate::sys::{Domains, Processors};
 
@@ -67,6 +68,16 @@ pub(super) struct FlagArea {
 }
 
 impl RankState {
+    /// Returns what the rank has written about itself, if it has.
+    pub(super) fn written(&self) -> Option<Written> {
+        match self.state.load(Ordering::SeqCst) {
+            ABSENT => None,
+            LEFT => Some(Written::Left { last_seq: self.last_seq.load(Ordering::Relaxed) }),
+            REVOKED => Some(Written::Revoked),
+            _ => Some(Written::TakesPart),
+        }
+    }
+
     pub(super) fn set_affinity(&self, (processors, domains): (Processors, Domains)) {
         let Processors { count, first, last } = processors;
         let Domains { cache, node } = domains;

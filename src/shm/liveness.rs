@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::flag_area::{ABSENT, LEFT, REVOKED};
+use super::flag_area::{ABSENT, REVOKED};
 use super::window::Window;
 use crate::error::{Cause, Result};
-use crate::failure::OpContext;
+use crate::failure::{OpContext, Written};
 use crate::sync::Ordering;
 use crate::sys::Process;
 
@@ -77,11 +77,10 @@ impl Window {
 
     /// As [`Window::why_gone`], by what the rank itself has written.
     fn has_told(&self, peer: usize) -> Option<Cause> {
-        let rank_state = self.phases.lines.rank_state(peer);
-        match rank_state.state.load(Ordering::SeqCst) {
-            LEFT => Some(Cause::Left { last_seq: rank_state.last_seq.load(Ordering::Relaxed) }),
-            REVOKED => Some(Cause::Revoked),
-            _ => None,
+        match self.phases.lines.rank_state(peer).written()? {
+            Written::Left { last_seq } => Some(Cause::Left { last_seq }),
+            Written::Revoked => Some(Cause::Revoked),
+            Written::TakesPart => None,
         }
     }
 

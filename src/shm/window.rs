@@ -19,6 +19,7 @@ use crate::bootstrap::host_group::HostGroup;
 use crate::bootstrap::host_group::area::Area;
 use crate::bootstrap::host_group::stage::{Holder, Stage};
 use crate::config::FlagLayout;
+use crate::failure::Written;
 use crate::sync::Ordering;
 use crate::sys::{self, PageSize, Patience, Process};
 use crate::types::Rank;
@@ -198,6 +199,14 @@ impl Window {
                 flags.wake(&flags.line(rank, slot).phase);
             }
         }
+    }
+
+    /// Returns a function that another thread may call. It returns what a rank of the communicator has
+    /// written about itself.
+    pub(crate) fn written(&self) -> impl Fn(Rank) -> Option<Written> + Send + Sync + use<> {
+        let flags = FlagArea { parts: self.phases.lines.parts.clone() };
+        let members = self.members.clone();
+        move |rank| flags.rank_state(members.binary_search(&rank).ok()?).written()
     }
 
     /// Tells the peers that this rank has failed, or has left after operation `last_seq`. If it has

@@ -283,6 +283,38 @@ pub(crate) fn part_fails() -> Outcome {
     Passed(String::new())
 }
 
+/// A receive from any rank fails soon if a rank was killed, although another one may still send.
+pub(crate) fn any_fails_with_the_killed() -> Outcome {
+    // Two hosts cannot tell a rank that was killed from one that left, unless they have a link.
+    for transport in ["auto", "tcp"] {
+        for killed in [1, 3] {
+            let mut job = Job::start("any of some", 4, 600_000, |_, command| {
+                command.env("KOLO_TEST_KILLED", killed.to_string()).env("KOLO_TRANSPORT", transport);
+            });
+            [0, killed].into_iter().for_each(|rank| _ = job.hear(rank, "ready"));
+            job.kill(killed);
+            let since = now();
+            job.tell(0);
+            let told = job.all_name(&[0], killed, &GONE, since);
+            in_time("rank 0 knows", told.after, ASKED);
+            (1..4).filter(|&rank| rank != killed).for_each(|rank| job.tell(rank));
+        }
+    }
+    Passed(String::new())
+}
+
+/// A rank that has left and whose process has ended has left, and has not died.
+pub(crate) fn left_and_ended() -> Outcome {
+    on_every_transport(|name, more| {
+        let mut job = Job::start("ended", 2, 600_000, more);
+        job.hear(1, "dropped");
+        let since = now();
+        let Told { after, .. } = job.all_name(&[0], 1, &["Left"], since);
+        in_time(&format!("{name}: rank 0 knows"), after, ASKED);
+    });
+    Passed(String::new())
+}
+
 /// A receive from any rank fails when no rank is left that might send. It names the one that was killed,
 /// and not one that left.
 pub(crate) fn any_names_the_killed() -> Outcome {

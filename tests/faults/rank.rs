@@ -105,7 +105,8 @@ fn run_task(task: &str, comm: &Communicator) -> Task {
         "last words" => last_words(comm),
         "messages" => messages(comm),
         "part fails" => part_fails(comm),
-        "any" => any(comm),
+        "any" | "any of some" => any(comm, task == "any"),
+        "ended" => receives_from_the_ended(comm),
         "arrivals" => arrivals(comm),
         "parts" => {
             let part = comm.split([0, 1, 1, 2][rank], 0)?;
@@ -135,9 +136,22 @@ fn run_task(task: &str, comm: &Communicator) -> Task {
     }
 }
 
+/// Rank 1 leaves and ends, then rank 0 receives from it.
+fn receives_from_the_ended(comm: &Communicator) -> Task {
+    let mut processes = [0u32; 2];
+    comm.all_gather(&[std::process::id()], &mut processes)?;
+    if comm.rank() == 1 {
+        return Err(leaves());
+    }
+    while !has_ended(processes[1]) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Calls::of(comm).call(Op::Recv, |comm| comm.recv(&mut [0u8; 4], 1))
+}
+
 /// Rank 0 receives from any rank after one was killed, with which it has no link, and while the others
-/// leave.
-fn any(comm: &Communicator) -> Task {
+/// leave, or live.
+fn any(comm: &Communicator, others_leave: bool) -> Task {
     let killed: usize = std::env::var("KOLO_TEST_KILLED").unwrap().parse().unwrap();
     match comm.rank() {
         0 => {
@@ -153,7 +167,7 @@ fn any(comm: &Communicator) -> Task {
         _ => {
             comm.send(&[1u8; 4], 0)?;
             await_line();
-            Err(leaves())
+            if others_leave { Err(leaves()) } else { Ok(()) }
         }
     }
 }

@@ -99,8 +99,12 @@ impl ControlChannel for NetworkControl {
         self.visible_process(peer).is_some_and(sys::is_stopped)
     }
 
+    fn has_ended(&self, peer: Rank) -> bool {
+        self.visible_process(peer).is_some_and(sys::has_ended)
+    }
+
     fn ask(&self, peer: Rank, query: &Query, patience: Duration) -> Result<Reply, QueryError> {
-        if self.visible_process(peer).is_some_and(sys::has_ended) {
+        if self.has_ended(peer) {
             return Err(QueryError::Died);
         }
         let to = self.members[peer];
