@@ -57,9 +57,17 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
     let congestion_control = start.settings.congestion_control.clone();
     let links = LinkSettings { sockets: settings.sockets, congestion_control, tls };
     let rank = start.rank;
-    let offered = Mutex::default();
-    let network =
-        Arc::new(Network { _listener: listener, mailbox, board, identity: identity.clone(), peers, rank, links, offered });
+    let network = Arc::new(Network {
+        _listener: listener,
+        mailbox,
+        board,
+        identity: identity.clone(),
+        peers,
+        rank,
+        links,
+        offered: Mutex::default(),
+        reserve: sys::Reserve::new(),
+    });
     let recorder = Recorder::new(job_rank, start.settings.trace_dir.clone(), start.settings.failure_file.clone());
     let mut fabric = Fabric::of_network(network.clone(), WORLD, recorder);
 

@@ -104,7 +104,8 @@ impl Communicator {
     /// Those of every operation: see [`Communicator`](Communicator#errors).
     pub fn split_or_leave(&self, color: Option<usize>, key: usize) -> Result<Option<Communicator>> {
         let mut nonce = [0; 8];
-        getrandom::fill(&mut nonce).map_err(|error| crate::Error::os("reading random numbers")(std::io::Error::other(error)))?;
+        let random = getrandom::fill(&mut nonce).map_err(|error| Error::os("reading random numbers")(io::Error::other(error)));
+        random.map_err(|error| self.exec.fail(error))?;
         let nonce = u64::from_le_bytes(nonce);
         // This rank may become the leader of its part on this host.
         let host = self.exec.state.host.as_ref().filter(|(_, neighbours)| color.is_some() && *neighbours > 1);

@@ -111,10 +111,15 @@ impl ControlChannel for NetworkControl {
         if let Some(address) = self.network.unreachable(to) {
             return Err(QueryError::Unreachable { address, kind: io::ErrorKind::AddrNotAvailable });
         }
-        match self.send(to, &query.encode(), Instant::now() + patience) {
-            Err(DialError::Connect(error) | DialError::Io(error)) if sys::is_resource_shortage(&error) => {
-                Err(QueryError::Unasked)
-            }
+        let query = query.encode();
+        let send = || self.send(to, &query, Instant::now() + patience);
+        let is_own = |result: &Result<_, DialError>| matches!(result, Err(DialError::Connect(error) | DialError::Io(error)) if sys::is_resource_shortage(error));
+        let mut sent = send();
+        if is_own(&sent) {
+            sent = self.network.reserve.without(send);
+        }
+        match sent {
+            sent if is_own(&sent) => Err(QueryError::Unasked),
             Ok(reply) => Reply::decode(&reply).ok_or(QueryError::Mute),
             Err(DialError::Connect(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(QueryError::Gone),
             Err(DialError::Connect(error)) => {

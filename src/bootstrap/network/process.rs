@@ -17,7 +17,7 @@ use crate::bootstrap::peer_info::PeerInfo;
 use crate::config::{CongestionControl, Settings};
 use crate::error::{Cause, Result};
 use crate::failure::{StatusBoard, wait_check};
-use crate::sys::{self, LocalStream, Poll, Process, TcpStream};
+use crate::sys::{self, LocalStream, Poll, Process, Reserve, TcpStream};
 use crate::transport::rail_link::RailLink;
 use crate::transport::tls::{End, Tls};
 use crate::transport::{Link, NoLink, congestion, tcp};
@@ -37,6 +37,8 @@ pub(crate) struct Network {
     pub(crate) links: LinkSettings,
     /// What this process offers to those that watch the job.
     pub(crate) offered: Mutex<Option<Offered>>,
+    /// A rank that has no descriptor left tells its peers that it has failed all the same.
+    pub(crate) reserve: Reserve,
 }
 
 /// What links in the network are made of.
