@@ -74,6 +74,12 @@ pub(crate) fn end_by_panic(status: &CommStatus) {
     end(status, Cause::Panicked);
 }
 
+/// Ends the communicator because of this rank's own failure outside of a wait for peers, and informs the
+/// others.
+pub(crate) fn end_by_error(status: &CommStatus, error: &Error) {
+    end(status, Cause::Failed(error.to_string()));
+}
+
 /// Ends a communicator that this rank makes by a split, because the one that is split has failed with
 /// `error`. Informs the others, which may have made it already: the rank at fault need not be a member.
 pub(crate) fn give_up_part(status: &CommStatus, error: &Error) {

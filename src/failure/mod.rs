@@ -28,7 +28,9 @@ pub(crate) mod shrink;
 mod status;
 pub(crate) mod wait_check;
 
-pub(crate) use agreement::{abort, agree_on_report, end_by_panic, end_by_shrink, give_up_former_part, give_up_part};
+pub(crate) use agreement::{
+    abort, agree_on_report, end_by_error, end_by_panic, end_by_shrink, give_up_former_part, give_up_part,
+};
 pub(crate) use board::StatusBoard;
 pub(crate) use cancel::CancelToken;
 #[cfg(test)]

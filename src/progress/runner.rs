@@ -116,7 +116,10 @@ impl Runner {
         let shared = &self.shared;
         let first = interrupted.front().map(|(task, _)| task.call.clone()).or_else(|| turn.peek(Call::clone));
         let Some(first) = first else { return };
-        if let Err(error) = shared.check_not_revoked(core, &first).and_then(|()| core.engine().map(drop)) {
+        let is_ready = shared.check_not_revoked(core, &first);
+        // The peers wait for the messages.
+        let is_ready = is_ready.and_then(|()| core.engine().map(drop).map_err(|error| shared.fail(core, error)));
+        if let Err(error) = is_ready {
             if interrupted.is_empty() {
                 turn.take_next().into_iter().for_each(|task| task.complete(Err(error.clone())));
             }
@@ -128,9 +131,9 @@ impl Runner {
         }
         let in_flight: RefCell<InFlight<Begun>> = RefCell::default();
         let fail = |task: Task, error| {
-            task.complete(Err(error));
             // The peer waits for this message.
-            failure::abort(&shared.status);
+            failure::end_by_error(&shared.status, &error);
+            task.complete(Err(error));
         };
         // Messages that have ended, and that their streams have not left. A stream takes its
         // messages in the order in which they were called, and one of these may wait for one in flight.

@@ -70,9 +70,10 @@ pub(crate) fn no_memory_on_one_rank() -> Outcome {
 /// both ranks of that link. (A rank that accepts a link may get a descriptor that another thread closes
 /// in time. Then nothing fails.)
 pub(crate) fn no_descriptors() -> Outcome {
-    for (lacks, transport) in [(0, "tcp"), (2, "tcp"), (0, "shm"), (5, "shm")] {
+    let cases = [(0, "tcp", "blocking"), (2, "tcp", "nonblocking"), (0, "shm", "blocking"), (5, "shm", "nonblocking")];
+    for (lacks, transport, call) in cases {
         let mut job = Job::start("no descriptors", 6, 600_000, |_, command| {
-            command.env("KOLO_TRANSPORT", transport).env("KOLO_TEST_LACKS", lacks.to_string());
+            command.env("KOLO_TRANSPORT", transport).env("KOLO_TEST_LACKS", lacks.to_string()).env("KOLO_TEST_CALL", call);
         });
         let Failure { kind, culprit, text, .. } = job.failure(lacks);
         assert_eq!((kind.as_str(), culprit), ("Os", None), "rank {lacks}: {text}");
@@ -326,6 +327,10 @@ pub(super) fn without_descriptors(comm: &Communicator) -> Task {
     }
     let message = |op, result: Result<()>| result.map_err(|error| End::Failed(Failed { error, call: Some((op, 1)) }));
     match rank {
+        _ if rank == lacks && std::env::var("KOLO_TEST_CALL").unwrap() == "nonblocking" => {
+            let sent = comm.start_send(vec![1u8; 8], other).map_err(Error::from).and_then(|work| Ok(work.wait()?));
+            message(Op::Send, sent.map(drop))
+        }
         _ if rank == lacks => message(Op::Send, comm.send(&[1u8; 8], other)),
         _ if rank == other => message(Op::Recv, comm.recv(&mut [1u8; 8], lacks)),
         _ => calls.call(Op::Barrier, |comm| comm.barrier()),
