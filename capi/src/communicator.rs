@@ -320,7 +320,7 @@ fn end_later(comm: kolo_comm_t) -> Result<(), Fault> {
     let handle = comm.addr();
     let ends = std::thread::Builder::new().name("kolo-destroy".to_owned()).spawn(move || _ = end(handle));
     let doing = "starting a thread that frees a communicator".to_owned();
-    ends.map(drop).map_err(|error| Error::Os { doing, source: Arc::new(error) }.into())
+    ends.map(drop).map_err(|error| Error::Os { doing, source: Arc::new(error), rank: None }.into())
 }
 
 /// Writes the last operations of this rank to a file, for `kolo trace`: up to 1024 of each

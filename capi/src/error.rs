@@ -97,6 +97,7 @@ pub(crate) fn blame(described: &mut kolo_error_t, error: &Error) {
             (*rank, *op) = (*lacks as i32, operation(called));
             write(host, name);
         }
+        Error::Os { rank: Some(own), .. } => *rank = *own as i32,
         Error::Revoked { first } => blame(described, first),
         Error::Missing { ranks, .. } => {
             (*rank, *op) = (ranks.first().map_or(-1, |&rank| rank as i32), operation(&Op::Connect));

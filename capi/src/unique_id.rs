@@ -67,6 +67,7 @@ pub unsafe extern "C" fn kolo_get_unique_id(id: *mut kolo_unique_id_t) -> kolo_r
         fill.map_err(|error| Error::Os {
             doing: "reading random numbers".to_owned(),
             source: Arc::new(io::Error::other(error)),
+            rank: None,
         })?;
         let (job, secret) = (hexadecimal(&random[..16]), secret(&random[16..]));
         let address = SocketAddr::new(advertised_address()?, 0);

@@ -383,6 +383,8 @@ told_by_debug! {
             doing: String,
             /// The system's error.
             source: Arc<io::Error>,
+            /// This rank, in the communicator that the failure has ended; `None` if it has ended none.
+            rank: Option<Rank>,
         },
     }
 }
@@ -408,13 +410,22 @@ impl Error {
             Error::Mismatch { culprit, .. } => Some(*culprit),
             Error::Counts { peer, .. } => Some(*peer),
             Error::NoMemory { rank, .. } => Some(*rank),
+            Error::Os { rank, .. } => *rank,
             Error::Revoked { first } => first.culprit(),
             _ => None,
         }
     }
 
     pub(crate) fn os(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
-        move |source| Error::Os { doing: doing.into(), source: Arc::new(source) }
+        move |source| Error::Os { doing: doing.into(), source: Arc::new(source), rank: None }
+    }
+
+    /// Names the rank at fault in the error of a system call.
+    pub(crate) fn on_rank(mut self, own: Rank) -> Error {
+        if let Error::Os { rank, .. } = &mut self {
+            *rank = Some(own);
+        }
+        self
     }
 
     pub(crate) fn setting(name: impl Into<String>, value: impl Into<String>, expected: impl Into<String>) -> Error {

@@ -50,7 +50,7 @@ pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, mut error: E
     let told = || first.error(info, during, |seq| status.recording.history.collective(seq));
     match &error {
         // The others have seen only that this rank keeps them waiting.
-        Error::Os { .. } if is_own_fault => error,
+        Error::Os { .. } if is_own_fault => error.on_rank(info.rank),
         // The diagnosis says more than these causes.
         Error::Peer {
             cause:

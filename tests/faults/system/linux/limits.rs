@@ -25,7 +25,7 @@ pub(crate) fn no_memory_in_time() -> Outcome {
             }
         });
         let Failure { kind, culprit, text, .. } = job.failure(1);
-        assert_eq!((kind.as_str(), culprit), ("Os", None), "{own} s, others {others} s: {text}");
+        assert_eq!((kind.as_str(), culprit), ("Os", Some(1)), "{own} s, others {others} s: {text}");
         let what = format!("alloc seq=2: rank 1 has not reserved 8388608 bytes of shared memory within its deadline of {own}s");
         assert_eq!(text, format!("{what}; allocate less, or set a longer timeout: timed out"));
         job.lives_on(1);
@@ -39,7 +39,7 @@ pub(crate) fn no_thread() -> Outcome {
     for call in ["nonblocking", "message", "group"] {
         let mut job = Job::start("no thread", 3, 600_000, |_, command| _ = command.env("KOLO_TEST_LACKS", call));
         let Failure { kind, culprit, text, .. } = job.failure(1);
-        assert_eq!((kind.as_str(), culprit), ("Os", None), "{call}: {text}");
+        assert_eq!((kind.as_str(), culprit), ("Os", Some(1)), "{call}: {text}");
         assert!(text.starts_with("starting the progress thread; "), "{call}: {text}");
         job.lives_on(1);
         job.all_name(&[0, 2], 1, &["Failed"], now());
@@ -76,7 +76,7 @@ pub(crate) fn no_descriptors() -> Outcome {
             command.env("KOLO_TRANSPORT", transport).env("KOLO_TEST_LACKS", lacks.to_string()).env("KOLO_TEST_CALL", call);
         });
         let Failure { kind, culprit, text, .. } = job.failure(lacks);
-        assert_eq!((kind.as_str(), culprit), ("Os", None), "rank {lacks}: {text}");
+        assert_eq!((kind.as_str(), culprit), ("Os", Some(lacks)), "rank {lacks}: {text}");
         assert!(text.contains("Too many open files"), "rank {lacks}: {text}");
         job.lives_on(lacks);
         let others: Vec<usize> = (0..6).filter(|rank| *rank != lacks).collect();
