@@ -12,7 +12,7 @@ use crate::bootstrap::launcher::{self, Launch, Rendezvous};
 use crate::bootstrap::store::StoreUrl;
 use crate::bootstrap::topology::{self, Position};
 use crate::config::{self, CongestionControl, Settings, process_env};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shown};
 use crate::reduce;
 use crate::sys::{self, Cuda, LocalListener, Process, Region};
 use crate::transport::tls::Tls;
@@ -417,7 +417,7 @@ fn descriptors(ranks: usize, sockets: u64) -> Finding {
     };
     let needed = FILES + cost(ranks, 1).descriptors + ranks as u64 * sockets;
     let number = |limit: u64| if limit == u64::MAX { "unlimited".to_owned() } else { limit.to_string() };
-    let found = format!("{} may be open; a rank of {ranks} ranks needs up to {needed}", number(now));
+    let found = format!("{} may be open; a rank of a job of {} needs up to {needed}", number(now), shown::count(ranks, "rank"));
     if now >= needed {
         return Finding::fine(SUBJECT, found);
     }

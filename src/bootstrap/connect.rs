@@ -16,7 +16,7 @@ use super::rendezvous::{self, Membership};
 use super::start::Start;
 use super::topology;
 use crate::config::{SharedSettings, TlsFiles, Transport, process_env};
-use crate::error::{Cause, Error, Result};
+use crate::error::{Cause, Error, Result, shown};
 use crate::failure::{CancelToken, CommInfo, agree_on_report};
 use crate::sys;
 use crate::trace::{RankOfJob, Recorder};
@@ -90,7 +90,7 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
         let why = format!("rank {other} ({}) cannot share memory with rank 0 ({})", members[other].host, members[0].host);
         return Err(Error::Unsupported { what: "transport shm", why });
     }
-    crate::log::info!(rank, world = start.world_size, on_host = together.len(), after = ?began.elapsed(), "connected all ranks");
+    crate::log::info!(rank, world = start.world_size, on_host = together.len(), after = %shown::time(began.elapsed()), "connected all ranks");
     // An address for metrics that is taken fails the start, when the others wait for this rank itself.
     network.offer(start.settings, start.deadline).map_err(report)?;
     if rank == 0 {

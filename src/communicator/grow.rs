@@ -12,7 +12,7 @@ use crate::bootstrap::identity::random_number;
 use crate::bootstrap::{OwnFailure, Start};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::config::{Settings, SharedSettings};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shown};
 use crate::exec::Call;
 use crate::failure::{Query, QueryError};
 use crate::types::{Member, Op, Rank};
@@ -202,7 +202,7 @@ impl Growth<'_> {
         let larger = comm.all_have(larger).map(|larger| larger.of_job(job.clone()));
         match &larger {
             Ok(larger) => {
-                crate::log::info!(ranks = larger.world_size(), of = comm.world_size(), after = ?began.elapsed(), "grown");
+                crate::log::info!(ranks = larger.world_size(), of = comm.world_size(), after = %shown::time(began.elapsed()), "grown");
                 if let Err(error) = larger.confirm_growth() {
                     // All ranks have the larger communicator, whose next operation reports this.
                     crate::log::info!(%error, "a rank has failed since the communicator has grown");

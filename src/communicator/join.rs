@@ -9,7 +9,7 @@ use super::Communicator;
 use super::connect::connect;
 use crate::bootstrap::Start;
 use crate::bootstrap::admission::{Job, Newcomer, Within};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shown};
 
 /// How often a newcomer looks whether the growth that admits it has ended, while it waits for a rank.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -53,7 +53,7 @@ pub(super) fn join(job: Job, began: Instant) -> Result<Communicator> {
         }
     };
     drop(newcomer);
-    crate::log::info!(rank = comm.rank(), world_size = comm.world_size(), after = ?began.elapsed(), "joined the job");
+    crate::log::info!(rank = comm.rank(), world_size = comm.world_size(), after = %shown::time(began.elapsed()), "joined the job");
     job.keep(identity);
     Ok(comm.of_job(Arc::new(job)))
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::Communicator;
 use crate::bootstrap::fabric::Fabric;
 use crate::bootstrap::identity::random;
-use crate::error::{Cause, Error, Result};
+use crate::error::{Cause, Error, Result, shown};
 use crate::exec::Core;
 use crate::failure::CommInfo;
 use crate::failure::shrink::agree;
@@ -92,7 +92,7 @@ fn survivors(fabric: &Fabric, info: &CommInfo, culprits: &[Rank], began: Instant
     let Some(rank) = ranks.iter().position(|&rank| rank == info.rank) else {
         return Err(Error::Excluded { survivors: ranks.clone() });
     };
-    crate::log::info!(survivors = ranks.len(), of = info.members.len(), after = ?began.elapsed(), "survivors have agreed");
+    crate::log::info!(survivors = ranks.len(), of = info.members.len(), after = %shown::time(began.elapsed()), "survivors have agreed");
     let fabric = fabric.divide(mix(fabric.comm_id(), decision.nonce), ranks);
     let cancel = fabric.status().cancel.clone();
     Ok((fabric, info.of(rank, ranks.iter().map(|&rank| info.members[rank].clone()).collect(), cancel)))

@@ -76,8 +76,9 @@ impl CommState {
             }
             if began.elapsed() >= timeout {
                 let problem = format!(
-                    "the stream has not done its part of {op} after {timeout:.1?}; give the call more time, or check what the \
-                     stream does"
+                    "the stream has not done its part of {op} after {}; give the call more time, or check what the \
+                     stream does",
+                    crate::error::shown::time(timeout)
                 );
                 return Err(Error::Device { device: device.to_owned(), doing: "waiting for a stream", problem });
             }

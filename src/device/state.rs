@@ -197,7 +197,8 @@ pub(super) fn until_done(event: &Event, timeout: Duration) -> Result<()> {
     let backoff = Backoff::default();
     while !event.is_done()? {
         if began.elapsed() >= timeout {
-            let problem = format!("the device has not reached it after {timeout:.1?}; check what else runs on it");
+            let problem =
+                format!("the device has not reached it after {}; check what else runs on it", crate::error::shown::time(timeout));
             return Err(Error::Device { device: event.device().name(), doing: "copying or reducing", problem });
         }
         backoff.wait();

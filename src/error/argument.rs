@@ -1,5 +1,6 @@
 //! What is wrong with the arguments of a call.
 
+use super::shown::count;
 use crate::types::{DType, Rank, ReduceOp};
 
 /// What is wrong with the arguments of a call.
@@ -7,7 +8,7 @@ use crate::types::{DType, Rank, ReduceOp};
 #[non_exhaustive]
 pub enum ArgumentError {
     /// The root is not a rank of this communicator.
-    #[error("root {root} is out of range; the communicator has ranks 0 to {}", world_size - 1)]
+    #[error("root {root} is out of range; the communicator has {}", ranks_of(*world_size))]
     Root {
         /// What was given.
         root: Rank,
@@ -15,7 +16,7 @@ pub enum ArgumentError {
         world_size: usize,
     },
     /// The peer is not a rank of this communicator.
-    #[error("peer {peer} is out of range; the communicator has ranks 0 to {}", world_size - 1)]
+    #[error("peer {peer} is out of range; the communicator has {}", ranks_of(*world_size))]
     Peer {
         /// What was given.
         peer: Rank,
@@ -37,7 +38,7 @@ pub enum ArgumentError {
         dtype: DType,
     },
     /// A buffer has the wrong number of elements.
-    #[error("the {buffer} buffer has {given} elements, {expected} are needed")]
+    #[error("the {buffer} buffer has {}, but needs {expected}", count(*given, "element"))]
     Length {
         /// Which buffer.
         buffer: &'static str,
@@ -47,7 +48,9 @@ pub enum ArgumentError {
         given: usize,
     },
     /// A buffer cannot be divided into one block for each rank.
-    #[error("the {buffer} buffer has {given} elements, which is not a multiple of the world size {world_size}; use the _v form")]
+    #[error(
+        "the {buffer} buffer has {}, which is not a multiple of the world size {world_size}; use the _v form", count(*given, "element")
+    )]
     Blocks {
         /// Which buffer.
         buffer: &'static str,
@@ -57,7 +60,7 @@ pub enum ArgumentError {
         world_size: usize,
     },
     /// The number of counts is not the world size.
-    #[error("{given} counts were given; one for each of the {world_size} ranks is needed")]
+    #[error("{} given; one for each of {} is needed", count(*given, "count"), count(*world_size, "rank"))]
     Counts {
         /// The number of counts given.
         given: usize,
@@ -97,4 +100,8 @@ pub enum ArgumentError {
     /// Buffers overlap without being in place.
     #[error("the buffers overlap, but are not in place; give the same memory for both, or memory that does not overlap")]
     Overlap,
+}
+
+fn ranks_of(world_size: usize) -> String {
+    if world_size == 1 { "rank 0 alone".to_owned() } else { format!("ranks 0 to {}", world_size - 1) }
 }

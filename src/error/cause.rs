@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
+use super::shown::time;
 use crate::types::{Descriptor, Rank};
 
 /// How a peer failed.
@@ -23,13 +24,15 @@ pub enum Cause {
         last_seq: u64,
     },
     /// It did not take part before the deadline.
-    #[error("did not take part within the deadline of {deadline:.1?}; it may be stopped, stuck, or not have made this call")]
+    #[error("did not take part within the deadline of {}; it may be stopped, stuck, or not have made this call", time(*deadline))]
     Silent {
         /// The deadline of one operation.
         deadline: Duration,
     },
     /// Its process runs, but did not make this call before the deadline.
-    #[error("is alive, but did not make this call within the deadline of {deadline:.1?}; {}{}", did(*last_seq), waits(elsewhere))]
+    #[error(
+        "is alive, but did not make this call within the deadline of {}; {}{}", time(*deadline), did(*last_seq), waits(elsewhere)
+    )]
     Absent {
         /// The deadline of one operation.
         deadline: Duration,
@@ -39,14 +42,14 @@ pub enum Cause {
         elsewhere: Option<Box<Elsewhere>>,
     },
     /// Its process is stopped, by SIGSTOP or a debugger.
-    #[error("is stopped, by a signal or a debugger; the deadline of {deadline:.1?} is over")]
+    #[error("is stopped, by a signal or a debugger; the deadline of {} is over", time(*deadline))]
     Stopped {
         /// The deadline of one operation.
         deadline: Duration,
     },
     /// Its machine accepts connections, but its process does not answer.
     #[error(
-        "did not take part within the deadline of {deadline:.1?} and does not answer; its process is stopped, or its machine hangs"
+        "did not take part within the deadline of {} and does not answer; its process is stopped, or its machine hangs", time(*deadline)
     )]
     Unresponsive {
         /// The deadline of one operation.

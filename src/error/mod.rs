@@ -9,6 +9,7 @@ use std::time::Duration;
 mod argument;
 mod cause;
 mod reducer;
+pub(crate) mod shown;
 mod store;
 
 pub use argument::ArgumentError;
@@ -18,6 +19,7 @@ pub use store::StoreError;
 
 use crate::types::{DType, Descriptor, Op, Rank, UnknownNameError};
 use cause::if_tie;
+use shown::{count, list, time};
 
 /// What every fallible call returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -233,7 +235,7 @@ told_by_debug! {
         },
 
         /// The ranks of the job did not admit this process, which was to join them.
-        #[error("the ranks of job {job:?} did not admit this process, which waited {waited:.1?} at {store}: {why}")]
+        #[error("the ranks of job {job:?} did not admit this process, which waited {} at {store}: {why}", time(*waited))]
         NotAdmitted {
             /// The name of the job.
             job: String,
@@ -269,8 +271,8 @@ told_by_debug! {
 
         /// Ranks did not join before the deadline of the start.
         #[error(
-            "{} of {world_size} ranks did not join within {waited:.1?} at {store}: missing {}; check that they were started, and with \
-             the same store{}", ranks.len(), list(ranks), if_only_rank_0(ranks)
+            "{} of {} did not join within {} at {store}: missing {}; check that they were started, and with \
+             the same store{}", ranks.len(), count(*world_size, "rank"), time(*waited), list(ranks), if_only_rank_0(ranks)
         )]
         Missing {
             /// The missing ranks.
@@ -450,9 +452,9 @@ fn shape(op: Op, dtype: DType, count: u64) -> String {
     }
 }
 
-/// How long an operation had been in flight, if that is known.
-fn after_some(time: Duration) -> String {
-    if time.is_zero() { String::new() } else { format!(" after {time:.1?}") }
+/// How long an operation had been in flight; empty if that is not known, or if it did not wait.
+fn after_some(after: Duration) -> String {
+    if after < Duration::from_micros(1) { String::new() } else { format!(" after {}", time(after)) }
 }
 
 /// The rank that all ranks report in a call mismatch, unless it is the peer that the message names.
@@ -465,6 +467,7 @@ fn at_fault(culprit: Rank, peer: Rank, is_tie: bool) -> String {
 fn the_survivors(survivors: &[Rank]) -> String {
     match survivors {
         [] => ", and have ended meanwhile".to_owned(),
+        [one] => format!(": it was rank {one} of the communicator that failed"),
         some => format!(": they were ranks {} of the communicator that failed", list(some)),
     }
 }
@@ -476,25 +479,6 @@ fn if_only_rank_0(missing: &[Rank]) -> &'static str {
     } else {
         ""
     }
-}
-
-/// Lists ranks with their runs shortened, as `1, 2, 5 to 9`: there may be thousands.
-fn list(ranks: &[Rank]) -> impl fmt::Display {
-    let mut text = String::new();
-    let mut rest = ranks;
-    while let Some(&first) = rest.first() {
-        let run = rest.iter().enumerate().take_while(|&(i, &rank)| first.checked_add(i) == Some(rank)).count();
-        if !text.is_empty() {
-            text += ", ";
-        }
-        text += &match run {
-            1 => first.to_string(),
-            2 => format!("{first}, {}", first + 1),
-            _ => format!("{first} to {}", first + run - 1),
-        };
-        rest = &rest[run..];
-    }
-    text
 }
 
 #[cfg(test)]
@@ -533,15 +517,6 @@ mod tests {
                 assert_eq!(text.contains("; equally many ranks made each of the two calls, so either may be"), is_tie, "{text}");
             }
         }
-    }
-
-    #[test]
-    fn many_missing_ranks_are_named_shortly() {
-        assert_eq!(list(&[1]).to_string(), "1");
-        assert_eq!(list(&[1, 2, 5, 6, 7, 9]).to_string(), "1, 2, 5 to 7, 9");
-        // A store may return any number.
-        let last = usize::MAX;
-        assert_eq!(list(&[last - 1, last, 0]).to_string(), format!("{}, {last}, 0", last - 1));
     }
 
     /// A `main` that returns an error prints it by `{:?}`.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Error;
+use super::shown::time;
 
 /// How a store failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -18,8 +19,8 @@ pub enum StoreError {
     Url(String),
     /// No store answered at the address.
     #[error(
-        "no store answered within {waited:.1?} ({last}); check that rank 0 is running, that the address is right, \
-         and that this rank was not started twice"
+        "no store answered within {} ({last}); check that rank 0 is running, that the address is right, \
+         and that this rank was not started twice", time(*waited)
     )]
     Unreachable {
         /// How long this process tried.
@@ -68,7 +69,7 @@ pub enum StoreError {
     },
     /// The file system of its file does not answer.
     #[error(
-        "its file system has not answered for {waited:.1?}; check the mount and the server behind it, or choose another store"
+        "its file system has not answered for {}; check the mount and the server behind it, or choose another store", time(*waited)
     )]
     Hung {
         /// How long this process waited.
@@ -113,7 +114,7 @@ pub enum StoreError {
         key: String,
     },
     /// No rank set a key.
-    #[error("no rank set {key:?} within {waited:.1?}")]
+    #[error("no rank set {key:?} within {}", time(*waited))]
     Timeout {
         /// The key.
         key: String,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::core::Core;
 use crate::buffer::RawSliceMut;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shown};
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::Kernel;
 use crate::shm::WindowCall;
@@ -90,6 +90,7 @@ fn no_shared_memory(error: &io::Error) {
 /// The system did not find this rank's part of the memory before the deadline.
 fn not_reserved(info: &CommInfo, descriptor: Descriptor, part: usize, error: io::Error) -> Error {
     let (Descriptor { op, seq, .. }, CommInfo { rank, timeout, .. }) = (descriptor, info);
-    let what = format!("rank {rank} has not reserved {part} bytes of shared memory within its deadline of {timeout:?}");
+    let what =
+        format!("rank {rank} has not reserved {part} bytes of shared memory within its deadline of {}", shown::time(*timeout));
     Error::os(format!("{op} seq={seq}: {what}; allocate less, or set a longer timeout"))(error)
 }

@@ -18,7 +18,7 @@ use super::message::{Query, Reply};
 use super::mismatch::compare_calls;
 use super::report::{Failure, FailureReport};
 use super::status::{CommStatus, Posted};
-use crate::error::{Cause, Elsewhere};
+use crate::error::{Cause, Elsewhere, shown};
 use crate::sys;
 use crate::types::{Descriptor, Rank};
 
@@ -234,6 +234,6 @@ fn report(status: &CommStatus, wait: &Wait, mine: Descriptor, what: Failure) {
 fn warn(wait: &Wait, mine: Descriptor, case: &mut Case, what: &str) {
     let after = wait.since.elapsed();
     if after >= SUSPECT && !std::mem::replace(&mut case.has_warned, true) {
-        crate::log::warn!(rank = wait.peer, ?after, "{} waits for a rank that {what}", mine.op);
+        crate::log::warn!(rank = wait.peer, after = %shown::time(after), "{} waits for a rank that {what}", mine.op);
     }
 }

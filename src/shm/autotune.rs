@@ -22,7 +22,7 @@ use super::wait::Sources;
 use super::window::Window;
 use crate::buffer::RawSliceMut;
 use crate::config::CopyMode;
-use crate::error::Result;
+use crate::error::{Result, shown};
 use crate::failure::OpContext;
 use crate::reduce::Kernel;
 use crate::schedule::Blocks;
@@ -75,7 +75,7 @@ pub(super) fn copy_mode(window: &mut Window, context: &OpContext<'_>, traffic: T
     let Some((copy_mode, cost)) = fastest(window, context, traffic, traffic.size(bytes))? else {
         return Ok(window.autotune.put_off(traffic, bytes));
     };
-    crate::log::info!(?traffic, bytes, %copy_mode, took = ?began.elapsed(), "measured the copy mode for large buffers");
+    crate::log::info!(?traffic, bytes, %copy_mode, took = %shown::time(began.elapsed()), "measured the copy mode for large buffers");
     window.autotune.set(traffic, bytes, copy_mode, cost);
     // Broadcasts do not wait for all ranks to measure again. All are here now.
     for bytes in Traffic::Spread.measured() {
@@ -129,7 +129,7 @@ pub(super) fn one_shot(window: &mut Window, context: &OpContext<'_>) -> Result<u
         }
         limit = size;
     }
-    crate::log::info!(limit, took = ?began.elapsed(), "measured up to which size one phase is faster than two");
+    crate::log::info!(limit, took = %shown::time(began.elapsed()), "measured up to which size one phase is faster than two");
     window.autotune.one_shot = Some(limit);
     keep_tuning(window);
     Ok(limit)

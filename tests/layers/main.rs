@@ -192,6 +192,13 @@ fn creates_files(sources: &Sources) -> Vec<String> {
         .collect()
 }
 
+/// Every time that a message shows with as many digits as it has.
+fn shows_times_by_debug(sources: &Sources) -> Vec<String> {
+    let words = [":.0?}", ":.1?}", "=?began.elapsed()", ",?after,"];
+    let shows = |source: &&Source| words.iter().any(|word| source.code.contains(word));
+    sources.iter().filter(shows).map(|source| source.file.clone()).collect()
+}
+
 /// Code without its documentation, which may have examples.
 fn without_documentation(code: &str) -> String {
     let (mut rest, mut kept) = (code, String::new());
@@ -344,6 +351,12 @@ fn descriptors_have_numbers_above_the_standard_ones() {
 }
 
 #[test]
+fn times_are_shown_by_one_function() {
+    let wrong = shows_times_by_debug(&read("src", 150));
+    assert!(wrong.is_empty(), "show times by error::shown::time in {wrong:?}");
+}
+
+#[test]
 fn the_environment_is_read_by_one_function() {
     for folder in ["src", "capi/src"] {
         let wrong = reads_environment(&read(folder, 10));
@@ -387,7 +400,7 @@ fn each_rule_finds_what_is_planted() {
         ("cuda/mod.rs", "pub use cudarc::driver::CudaStream;"),
         ("ddp/mod.rs", "pub struct Reducer;"),
     ];
-    let planted: [(Rule, &str, &str); 17] = [
+    let planted: [(Rule, &str, &str); 19] = [
         (imports_upwards, "shm/flags.rs", "use crate::ddp::Reducer;"),
         (imports_upwards, "shm/flags.rs", "fn f() { crate::ddp::Reducer; }"),
         (imports_upwards, "shm/flags.rs", "fn f() { println!(\"{}\", crate::ddp::COUNT); }"),
@@ -405,8 +418,10 @@ fn each_rule_finds_what_is_planted() {
         (makes_standard_descriptors, "shm/flags.rs", "fn f() { above_standard(|| a.accept()); b.accept(); }"),
         (reads_environment, "shm/flags.rs", "fn f() { std::env::var_os(\"KOLO_RANK\"); }"),
         (events_past_the_log, "shm/flags.rs", "fn f() { tracing::warn!(\"late\"); }"),
+        (shows_times_by_debug, "shm/flags.rs", "fn f(time: Duration) { format!(\"{time:.1?}\"); }"),
+        (shows_times_by_debug, "shm/flags.rs", "fn f() { crate::log::info!(after = ?began.elapsed(), \"started\"); }"),
     ];
-    let rules: [Rule; 9] = [
+    let rules: [Rule; 10] = [
         imports_upwards,
         circles,
         take_all_from_above,
@@ -416,6 +431,7 @@ fn each_rule_finds_what_is_planted() {
         makes_standard_descriptors,
         reads_environment,
         events_past_the_log,
+        shows_times_by_debug,
     ];
     for rule in rules {
         assert_eq!(rule(&Sources::parse(clean)), [""; 0]);

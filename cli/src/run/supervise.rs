@@ -64,7 +64,9 @@ impl Others {
     fn describe(&self, others: usize) -> String {
         let stopped = match self.stopped.len() {
             _ if others == 0 => return String::new(),
+            0 if others == 1 => return "; the other rank ended by itself".to_owned(),
             0 => return "; the other ranks ended by themselves".to_owned(),
+            1 if others == 1 => "the other rank was".to_owned(),
             all if all == others => "the other ranks were".to_owned(),
             1 => format!("{} was", show_ranks(&self.stopped)),
             _ => format!("{} were", show_ranks(&self.stopped)),
@@ -127,7 +129,7 @@ fn describe(failed: &[&FailedRank]) -> String {
     match &first.ending {
         Ending::Status(status) => {
             let pid = if failed.len() == 1 { format!(" (pid {pid})") } else { String::new() };
-            format!("{who}{on}{pid} {} {after}", process::describe(*status))
+            format!("{who}{on}{pid} {} {after}", process::describe(*status, failed.len()))
         }
         Ending::Lost(why) => format!("{who}{on} {} lost {after}: {why}", if failed.len() == 1 { "was" } else { "were" }),
     }
@@ -403,6 +405,7 @@ mod tests {
         let stopped = |ranks, ends: &[_]| report(ranks, now, ends).0;
         assert_eq!(stopped(3, &[Ok((1, 7))]), "rank 1 (pid 7) exited with status 7 after s; the other ranks were stopped");
         assert_eq!(stopped(3, &[Ok((0, 0)), Ok((1, 7))]), "rank 1 (pid 7) exited with status 7 after s; rank 2 was stopped");
+        assert_eq!(stopped(2, &[Ok((1, 7))]), "rank 1 (pid 7) exited with status 7 after s; the other rank was stopped");
         let both = "rank 1 (pid 7) exited with status 7 after s; ranks 2, 3 were stopped";
         assert_eq!(stopped(4, &[Ok((0, 0)), Ok((1, 7))]), both);
         assert_eq!(stopped(1, &[Ok((0, 7))]), "rank 0 (pid 7) exited with status 7 after s");

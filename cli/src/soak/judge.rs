@@ -65,13 +65,13 @@ fn reports<'a>(round: &Round, ranks: &'a [Outcome], victim_ends: bool) -> Result
         if victim_ends && number == round.victim {
             let as_planned = if round.fault == Fault::Kill { was_killed(status) } else { status.success() };
             if !as_planned {
-                return Err(format!("rank {number}, the victim, {}: {}", describe(status), rank.errors));
+                return Err(format!("rank {number}, the victim, {}: {}", describe(status, 1), rank.errors));
             }
             continue;
         }
         match &rank.report {
             Some(report) if status.success() => reports.push((number, report)),
-            _ => return Err(format!("rank {number} {}: {}", describe(status), rank.errors.trim())),
+            _ => return Err(format!("rank {number} {}: {}", describe(status, 1), rank.errors.trim())),
         }
     }
     Ok(reports)

@@ -199,10 +199,12 @@ pub(crate) fn decode_status(text: &str) -> Option<ExitStatus> {
     Some(ExitStatus::from_raw(raw))
 }
 
-pub(crate) fn describe(status: ExitStatus) -> String {
+/// Describes how processes ended: `was ended by SIGKILL`.
+pub(crate) fn describe(status: ExitStatus, processes: usize) -> String {
+    let was = if processes == 1 { "was" } else { "were" };
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exited with status {code}"),
-        (None, Some(signal)) => format!("was ended by {}", Signal(signal)),
+        (None, Some(signal)) => format!("{was} ended by {}", Signal(signal)),
         (None, None) => format!("ended: {status}"),
     }
 }
@@ -210,6 +212,12 @@ pub(crate) fn describe(status: ExitStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_process_was_ended_and_several_were() {
+        let killed = |processes| describe(ExitStatus::from_raw(9), processes);
+        assert_eq!([killed(1), killed(3)], ["was ended by SIGKILL", "were ended by SIGKILL"]);
+    }
 
     #[test]
     fn a_status_is_the_same_on_another_host() {

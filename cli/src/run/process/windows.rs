@@ -270,11 +270,13 @@ pub(crate) fn decode_status(text: &str) -> Option<ExitStatus> {
     Some(ExitStatus::from_raw(code as u32))
 }
 
-pub(crate) fn describe(status: ExitStatus) -> String {
+/// Describes how processes ended: `exited with status 1`.
+pub(crate) fn describe(status: ExitStatus, processes: usize) -> String {
+    let was = if processes == 1 { "was" } else { "were" };
     let Some(code) = status.code() else { return format!("ended: {status}") };
     match REASONS.iter().find(|(reason, _)| *reason == code as u32) {
-        Some((code, reason)) => format!("was ended by {reason} (status {code:#x})"),
-        None if code as u32 >= 0xc000_0000 => format!("was ended by the system (status {:#x})", code as u32),
+        Some((code, reason)) => format!("{was} ended by {reason} (status {code:#x})"),
+        None if code as u32 >= 0xc000_0000 => format!("{was} ended by the system (status {:#x})", code as u32),
         None => format!("exited with status {code}"),
     }
 }

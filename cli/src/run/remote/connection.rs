@@ -383,7 +383,7 @@ impl Shared {
             (Some(error), true, _) => error.to_string(),
             (Some(error), false, _) => format!("{error}; {said}"),
             (None, false, _) => said,
-            (None, true, Some(status)) => format!("{} {} without a message", self.process_name(), process::describe(status)),
+            (None, true, Some(status)) => format!("{} {} without a message", self.process_name(), process::describe(status, 1)),
             (None, true, None) => format!("{} closed its output and does not end", self.process_name()),
         };
         let Advice { is_remote, connection, program } = &self.advice;
@@ -399,7 +399,7 @@ impl Shared {
     fn why_it_was_lost(&self, status: Option<ExitStatus>, error: Option<io::Error>) -> String {
         let how = match (error, status) {
             (Some(error), _) => error.to_string(),
-            (None, Some(status)) => format!("{} {}", self.process_name(), process::describe(status)),
+            (None, Some(status)) => format!("{} {}", self.process_name(), process::describe(status, 1)),
             (None, None) => format!("{} closed its output", self.process_name()),
         };
         format!("the connection to the agent of host {} ended: {how}", self.host)

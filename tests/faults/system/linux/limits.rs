@@ -26,7 +26,7 @@ pub(crate) fn no_memory_in_time() -> Outcome {
         });
         let Failure { kind, culprit, text, .. } = job.failure(1);
         assert_eq!((kind.as_str(), culprit), ("Os", Some(1)), "{own} s, others {others} s: {text}");
-        let what = format!("alloc seq=2: rank 1 has not reserved 8388608 bytes of shared memory within its deadline of {own}s");
+        let what = format!("alloc seq=2: rank 1 has not reserved 8388608 bytes of shared memory within its deadline of {own}.0s");
         assert_eq!(text, format!("{what}; allocate less, or set a longer timeout: timed out"));
         job.lives_on(1);
         job.all_name(&[0, 2], 1, causes, now());
