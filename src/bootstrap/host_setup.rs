@@ -294,7 +294,9 @@ impl HostConnections {
         let lost = |error: io::Error| failed(leader, error);
         let region = match Region::take_over(stream, len, deadline).and_then(|region| may_extend.map(|()| region)) {
             Ok(region) => Some(region),
-            Err(error) if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::TimedOut) => {
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::TimedOut) || sys::is_refused(&error) =>
+            {
                 return Err(lost(error));
             }
             Err(error) => {

@@ -11,6 +11,7 @@ use super::store::tcp::TcpStore;
 use super::store::{self, Store, StoreUrl};
 use crate::config::process_env;
 use crate::error::{Error, Result};
+use crate::sys;
 
 /// Which store the ranks of a job use.
 pub(crate) struct StoreSource {
@@ -29,6 +30,7 @@ impl StoreSource {
     /// Opens the store. Its owner is rank 0. Also returns the store's URL, if it helps to choose an
     /// address.
     pub(crate) fn open(&self, owner: bool, identity: &Identity, deadline: Instant) -> Result<(Arc<dyn Store>, Option<StoreUrl>)> {
+        sys::try_out().map_err(Error::os("starting to connect"))?;
         if let Some(store) = &self.object {
             return Ok((store.clone(), None));
         }

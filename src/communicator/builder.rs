@@ -21,7 +21,7 @@ use crate::config::{
 };
 use crate::error::{Error, Result};
 use crate::exec::Core;
-use crate::failure::{StatusBoard, wait_check};
+use crate::failure::{StatusBoard, name_refused_call, wait_check};
 use crate::schedule::Algorithm;
 use crate::schedule::select::CostModel;
 use crate::sys;
@@ -443,7 +443,7 @@ impl Builder {
         wait_check::begin_start();
         self.try_to_connect().map_err(|error| match wait_check::has_stopped() {
             true => Error::Aborted { op: Op::Connect, seq: 0 },
-            false => error,
+            false => name_refused_call(error),
         })
     }
 

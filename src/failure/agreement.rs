@@ -18,6 +18,7 @@ use super::context::CommInfo;
 use super::control::{PATIENCE, QueryError, ask_all};
 use super::diagnosis::diagnose;
 use super::message::{Query, Reply};
+use super::refused::name_refused_call;
 use super::report::{Failure, FailureReport, culprit_of};
 use super::status::CommStatus;
 use crate::error::{Cause, Error};
@@ -26,7 +27,8 @@ use crate::types::{Descriptor, Op, Rank};
 
 /// Agrees with the others on the failure that this rank met as `error`. Returns the error that this
 /// rank reports.
-pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, mut error: Error) -> Error {
+pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, error: Error) -> Error {
+    let mut error = name_refused_call(error);
     match &error {
         // No peer can take memory from this process.
         Error::Peer { rank, cause: Cause::Broken(ErrorKind::OutOfMemory), .. } => {

@@ -9,6 +9,7 @@
 //! - [`report`] says why a communicator ended. [`diagnosis`] makes a report of what one rank sees,
 //!   [`mismatch`] finds the rank whose call differs from those of the others, and [`agreement`]
 //!   agrees on one report for all survivors.
+//! - [`refused`] names the system call for which an operation failed.
 //! - [`wait_check`] is what a thread asks while it waits.
 //! - [`shrink`] lets the survivors agree on which ranks continue.
 
@@ -23,6 +24,7 @@ mod diagnosis;
 mod encoding;
 pub(crate) mod message;
 mod mismatch;
+mod refused;
 mod report;
 pub(crate) mod shrink;
 mod status;
@@ -38,5 +40,6 @@ pub(crate) use context::PANICS;
 pub(crate) use context::{CommInfo, OpContext};
 pub(crate) use control::{ControlChannel, QueryError, Written};
 pub(crate) use message::{Query, Reply};
+pub(crate) use refused::name_refused_call;
 pub(crate) use report::culprit_of;
 pub(crate) use status::CommStatus;

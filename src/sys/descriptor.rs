@@ -71,7 +71,11 @@ impl<T> Guarded<T> {
     /// Fails if the program has closed the descriptor.
     #[cfg(unix)]
     pub(super) fn check(&self) -> io::Result<()> {
-        if self.is_intact() { Ok(()) } else { Err(io::Error::other("the program has closed a descriptor of kolo")) }
+        if self.is_intact() {
+            return Ok(());
+        }
+        let closed = || io::Error::other("the program has closed a descriptor of kolo");
+        Err(super::refusal().unwrap_or_else(closed))
     }
 }
 

@@ -84,7 +84,7 @@ pub(crate) use platform::{
 pub(crate) use poll::{Poll, Waker, join};
 pub(crate) use process::Process;
 pub(crate) use processor::{move_thread, processor};
-pub(crate) use refusal::{is_refused, naming};
+pub(crate) use refusal::{is_refused, naming, refusal, refusal_behind, try_out};
 pub(crate) use region::{PageSize, Region};
 pub(crate) use reserve::Reserve;
 pub(crate) use scrape::ScrapeListener;
@@ -93,7 +93,7 @@ pub(crate) use signal::on_user_signal;
 pub(crate) use socket::{
     LOSS_TOLERANT, PARTS, UNPACED, asks_about_listeners, congestion_control, connect, connect_from, connect_within,
     is_resource_shortage, limit_unsent, listen, listen_anywhere, listen_within, own_loopback, receive, resource_shortage, send,
-    set_congestion_control, shortage_of, tcp_socket, try_out_connecting,
+    set_congestion_control, shortage_of, tcp_socket,
 };
 pub(crate) use socket_watch::{SocketInfo, SocketWatch};
 pub(crate) use topology::{Domains, Processors, affinity, is_crowded};

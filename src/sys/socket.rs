@@ -139,19 +139,6 @@ pub(crate) fn limit_unsent(_: &socket2::Socket, _: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the calls with which a library connects, so that a call that the system refuses is named. The
-/// errors of libraries do not say which it was.
-pub(crate) fn try_out_connecting() -> io::Result<()> {
-    let calls = || {
-        new_socket(socket2::Domain::IPV4)?.set_tcp_nodelay(true).map_err(naming("setsockopt"))?;
-        // It sends no packet, so no process need listen there.
-        let socket = above_standard(|| socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None))?;
-        socket.connect(&SocketAddr::from((Ipv4Addr::LOCALHOST, 9)).into()).map_err(naming("connect"))
-    };
-    // Other errors, as on a machine without IPv4, say nothing about the library's connections.
-    calls().or_else(|error| if is_refused(&error) { Err(error) } else { Ok(()) })
-}
-
 /// Returns a TCP socket that is not connected.
 pub(crate) fn tcp_socket() -> io::Result<socket2::Socket> {
     new_socket(socket2::Domain::IPV4)

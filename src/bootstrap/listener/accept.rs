@@ -63,6 +63,9 @@ pub(crate) trait Handler: Send + 'static {
     fn answer(&mut self, _hello: &Hello, _query: &[u8]) -> Vec<u8> {
         Vec::new()
     }
+
+    /// Learns that the system refuses this process a call which each connection needs: no more come.
+    fn refused(&mut self, _error: &Arc<io::Error>) {}
 }
 
 impl<F: FnMut(Hello, Stream) + Send + 'static> Handler for F {
@@ -133,6 +136,7 @@ impl Listener {
         let thread = std::thread::Builder::new().name("kolo-listener".to_owned()).spawn(move || {
             if let Err(error) = server.serve(&stopped) {
                 crate::log::error!(%error, "the listener failed: this process accepts no more connections");
+                server.look_for_refusal();
             }
         })?;
         let owner = std::process::id();
@@ -380,7 +384,7 @@ impl<H: Handler> Server<H> {
         for _ in 0..AT_ONCE {
             let accepted = self.accept_next();
             if !matches!(accepted, Some(Err(_))) {
-                *self.shortage.lock() = None;
+                _ = self.shortage.lock().take_if(|shortage| !sys::is_refused(&shortage.last));
             }
             let stream = match accepted {
                 None => return Backlog::Empty,
@@ -390,14 +394,7 @@ impl<H: Handler> Server<H> {
                 // The process may have no descriptors left just now.
                 Some(Err(error)) => {
                     let is_refused = sys::is_refused(&error);
-                    if is_refused {
-                        crate::log::error!(%error, "cannot accept connections");
-                    } else if is_due(&mut self.logged, Instant::now()) {
-                        crate::log::warn!(%error, "cannot accept connections at the moment; trying again every {RETRY:?}");
-                    }
-                    let mut shortage = self.shortage.lock();
-                    let since = shortage.as_ref().map_or_else(Instant::now, |shortage| shortage.since);
-                    *shortage = Some(Shortage { since, last: Arc::new(error) });
+                    self.note_shortage(error);
                     // A call that is refused is made again for the next connection.
                     return if is_refused { Backlog::Empty } else { Backlog::Blocked };
                 }
@@ -450,7 +447,34 @@ impl<H: Handler> Server<H> {
             self.connections.insert(number, Connection { stream, state, deadline: Instant::now() + PATIENCE });
             // The peer may have sent its hello already.
             self.serve_connection(number);
+        } else {
+            self.look_for_refusal();
         }
+    }
+
+    /// Notes if the system refuses this process a call now that each connection needs.
+    fn look_for_refusal(&mut self) {
+        if let Err(error) = sys::try_out() {
+            self.note_shortage(error);
+        }
+    }
+
+    /// Notes why a connection cannot be accepted.
+    fn note_shortage(&mut self, error: io::Error) {
+        let error = Arc::new(error);
+        let is_refused = sys::is_refused(&error);
+        if is_due(&mut self.logged, Instant::now()) {
+            match is_refused {
+                true => crate::log::error!(%error, "cannot accept connections"),
+                false => crate::log::warn!(%error, "cannot accept connections at the moment; trying again every {RETRY:?}"),
+            }
+        }
+        if is_refused {
+            self.handler.refused(&error);
+        }
+        let mut shortage = self.shortage.lock();
+        let since = shortage.as_ref().map_or_else(Instant::now, |shortage| shortage.since);
+        *shortage = Some(Shortage { since, last: error });
     }
 
     /// Drops the oldest stranger and the oldest member, if there are too many.
@@ -470,7 +494,11 @@ impl<H: Handler> Server<H> {
     fn serve_connection(&mut self, number: usize) {
         match self.advance(number) {
             Served::Keep => {}
-            Served::Drop => _ = self.connections.remove(&number),
+            Served::Drop => {
+                self.connections.remove(&number);
+                // The peer need not be the cause.
+                self.look_for_refusal();
+            }
             Served::PassOn(hello) => {
                 let Some(connection) = self.connections.remove(&number) else { return };
                 match connection.stream.release(self.poll.registry()) {

@@ -1,6 +1,7 @@
 //! Keeps the connections that peers have made until this rank asks for them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,8 @@ pub(crate) struct Mailbox {
     /// Locked after `arrived`.
     ended: Mutex<Ended>,
     changed: Condvar,
+    /// Why no more connections can come.
+    refused: Mutex<Option<Arc<io::Error>>>,
     /// What to wake when a connection arrives for a communicator.
     wakers: Mutex<HashMap<u64, Arc<Waker>>>,
     /// What the other ranks of this host may map.
@@ -96,6 +99,18 @@ impl Mailbox {
         }
     }
 
+    /// Ends the waits for connections: the system refuses this process a call that each one needs.
+    fn refuse(&self, error: &Arc<io::Error>) {
+        *self.refused.lock() = Some(error.clone());
+        self.changed.notify_all();
+        self.wakers.lock().values().for_each(|waker| _ = waker.wake());
+    }
+
+    /// Returns why no more connections can come, if that is so.
+    pub(super) fn refusal(&self) -> Option<io::Error> {
+        self.refused.lock().as_ref().map(|error| io::Error::new(error.kind(), error.clone()))
+    }
+
     /// Waits for the connection with which a rank joins the host group, or says that it cannot.
     /// Asks `absence` regularly, and fails with what it says if the rank will not come.
     pub(crate) fn wait_for_host_member(
@@ -112,6 +127,9 @@ impl Mailbox {
                 && let Some(at) = waiting.iter().position(is_it)
             {
                 return Ok(waiting.remove(at).1);
+            }
+            if let Some(error) = self.refusal() {
+                return Err(NoLink::Own(error));
             }
             if self.changed.wait_until(&mut arrived, deadline.min(Instant::now() + CHECK_INTERVAL)).timed_out() {
                 MutexGuard::unlocked(&mut arrived, wait_check::go_on).map_err(NoLink::Own)?;
@@ -217,6 +235,10 @@ impl Handler for Dispatcher {
             // If the peer sees its link close, it asks why.
             _ => self.mailbox.admit(hello, stream, |comm_id| self.board.has(comm_id, self.rank)),
         }
+    }
+
+    fn refused(&mut self, error: &Arc<io::Error>) {
+        self.mailbox.refuse(error);
     }
 
     fn answer(&mut self, hello: &Hello, query: &[u8]) -> Vec<u8> {

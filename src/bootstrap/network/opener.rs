@@ -198,7 +198,7 @@ impl NetworkOpener {
                     return Err(NoLink::Own(io::Error::new(io::ErrorKind::AddrNotAvailable, why)));
                 }
                 None => match self.arrived_link(peer) {
-                    None => return Ok(None),
+                    None => return self.network.mailbox.refusal().map_or(Ok(None), |error| Err(NoLink::Own(error))),
                     Some(Arrived::Lanes(lanes)) => {
                         return self.link(lanes, End::Acceptor, peer).map(Some);
                     }

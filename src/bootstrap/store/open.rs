@@ -27,9 +27,8 @@ pub(crate) fn open(url: &StoreUrl, owner: bool, identity: &Identity, deadline: I
         });
     }
     if let Some(address) = url.asks_a_foreign_server()
-        && let Err(error) = sys::try_out_connecting()
+        && let Err(error) = sys::try_out()
     {
-        // The client would try again until the deadline.
         return Err(StoreError::io("connecting to it")(error).at(address));
     }
     match url {

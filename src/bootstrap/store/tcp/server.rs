@@ -128,7 +128,7 @@ impl Drop for TcpStoreServer {
 pub(super) fn port_problem(address: SocketAddr, error: io::Error) -> StoreError {
     match error.kind() {
         io::ErrorKind::AddrInUse => StoreError::PortTaken { address, holder: sys::port_holder(&[address]) },
-        io::ErrorKind::PermissionDenied => {
+        io::ErrorKind::PermissionDenied if !sys::is_refused(&error) => {
             StoreError::Url(format!("this process may not listen at {address} ({error}); choose a port above 1023"))
         }
         _ => StoreError::io("serving it")(error),

@@ -140,7 +140,7 @@ pub(crate) fn few_descriptors() -> Outcome {
 
 /// Waits until a rank writes a line that begins with one of `starts`. Returns which, and the rest
 /// of the line.
-fn hear_one<'a>(job: &mut Job, rank: usize, starts: &[&'a str]) -> (&'a str, String) {
+pub(super) fn hear_one<'a>(job: &mut Job, rank: usize, starts: &[&'a str]) -> (&'a str, String) {
     let deadline = Instant::now() + LATE;
     loop {
         if let Some(start) = starts.iter().find(|start| job.has_said(rank, start)) {
@@ -220,58 +220,6 @@ pub(crate) fn no_shared_memory() -> Outcome {
     Passed(String::new())
 }
 
-/// Calls that a container may refuse.
-const CALLS: [(&str, libc::c_long); 9] = [
-    ("accept4", libc::SYS_accept4),
-    ("setsockopt", libc::SYS_setsockopt),
-    ("socket", libc::SYS_socket),
-    ("listen", libc::SYS_listen),
-    ("connect", libc::SYS_connect),
-    ("epoll_create1", libc::SYS_epoll_create1),
-    ("eventfd2", libc::SYS_eventfd2),
-    ("prlimit64", libc::SYS_prlimit64),
-    ("memfd_create", libc::SYS_memfd_create),
-];
-
-/// One system call is refused to a rank. The rank says at once which, or does without it.
-pub(crate) fn refused_calls() -> Outcome {
-    for error in [libc::EPERM, libc::ENOSYS] {
-        for (call, _) in CALLS {
-            for lacks in [0, 1] {
-                let store = format!("tcp://127.0.0.1:{}", free_port());
-                let mut job = Job::start("refused", 2, 60_000, |rank, command| {
-                    command.env("KOLO_STORE", &store).env("KOLO_START_TIMEOUT", "300s");
-                    if rank == lacks {
-                        command.env("KOLO_TEST_REFUSED", format!("{call} {error}"));
-                    }
-                });
-                let about = format!("{call} is refused to rank {lacks} with {error}");
-                match call {
-                    "prlimit64" | "memfd_create" => {
-                        assert_eq!(job.all_say("via"), ["shm", "shm"], "{about}");
-                    }
-                    _ => {
-                        let text = job.hear(lacks, "refused");
-                        assert!(text.contains(&format!("the call {call} (")), "{about}: {text}");
-                    }
-                }
-            }
-        }
-    }
-    // No server need run there: the rank would look for it until the deadline.
-    for (is_built, scheme) in [(cfg!(feature = "redis"), "redis"), (cfg!(feature = "etcd"), "etcd")] {
-        for call in ["socket", "connect", "setsockopt"].into_iter().filter(|_| is_built) {
-            let mut job = Job::start("refused", 1, 60_000, |_, command| {
-                command.env("KOLO_STORE", format!("{scheme}://127.0.0.1:9")).env("KOLO_START_TIMEOUT", "300s");
-                command.env("KOLO_WORLD_SIZE", "2").env("KOLO_TEST_REFUSED", format!("{call} {}", libc::EPERM));
-            });
-            let text = job.hear(0, "refused");
-            assert!(text.contains(&format!("the call {call} (")), "{scheme}, {call}: {text}");
-        }
-    }
-    Passed(String::new())
-}
-
 /// Prepares the process for its task before it connects.
 pub(super) fn prepare(task: &str) {
     match task {
@@ -286,14 +234,6 @@ pub(super) fn prepare(task: &str) {
         "no memory files" => {
             forbid(libc::SYS_memfd_create, libc::EPERM);
             forbid(libc::SYS_fallocate, libc::EPERM);
-        }
-        // `KOLO_TEST_REFUSED` names a call and its error.
-        "refused" => {
-            if let Ok(refused) = std::env::var("KOLO_TEST_REFUSED") {
-                let (call, error) = refused.split_once(' ').unwrap();
-                let &(_, number) = CALLS.iter().find(|(name, _)| *name == call).unwrap();
-                forbid(number, error.parse().unwrap());
-            }
         }
         "no memory" => forbid(libc::SYS_fallocate, libc::ENOSPC),
         _ => {}
@@ -422,8 +362,8 @@ fn limit_descriptors(most: u64) -> u64 {
     }
 }
 
-/// Makes a system call fail with `error` in this process from now on.
-fn forbid(call: libc::c_long, error: i32) {
+/// Makes a system call fail with `error` in all threads of this process from now on.
+pub(super) fn forbid(call: libc::c_long, error: i32) {
     let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     // Loads the number of the call. Returns the error for `call`, and allows every other call.
     let mut steps = [
@@ -436,6 +376,7 @@ fn forbid(call: libc::c_long, error: i32) {
     // SAFETY: the program is valid during the call, and the system keeps a copy.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
+        let flags = libc::SECCOMP_FILTER_FLAG_TSYNC;
+        assert_eq!(libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &program), 0);
     }
 }

@@ -7,6 +7,7 @@ mod leftovers;
 mod limits;
 mod network;
 mod privilege;
+mod refusals;
 mod sockets;
 mod wire;
 
@@ -25,13 +26,14 @@ pub(crate) use forks::{forked, killed_with_a_child};
 pub(crate) use leftovers::{Belongings, nothing_left_over, sockets};
 pub(crate) use limits::{
     connecting, few_descriptors, no_descriptors, no_descriptors_for_the_store, no_memory_in_time, no_memory_on_one_rank,
-    no_shared_memory, no_thread, refused_calls,
+    no_shared_memory, no_thread,
 };
 pub(crate) use network::{
     different_calls as different_calls_between_hosts, file_store, ipv6_only,
     killed_with_a_child as killed_with_a_child_elsewhere, own_name_on_loopback, partition, reset, slow_and_lossy,
 };
 pub(crate) use privilege::{be_privileged, setuid};
+pub(crate) use refusals::refused_calls;
 pub(crate) use sockets::{another_user, be_a_stranger, connect_locally, listeners, replayed};
 
 /// Most tests wait most of the time.
@@ -118,6 +120,7 @@ pub(crate) fn prepare(task: &str) {
     limits::prepare(task);
     match task {
         "closed" => descriptors::close_standard(),
+        "refused" => refusals::prepare(),
         "signals" => be_interrupted(),
         // SAFETY: the default action calls no code of this program.
         "pipe" => _ = unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) },
@@ -136,11 +139,7 @@ pub(crate) fn run_task(task: &str, comm: &Communicator) -> Task {
         "slow memory" => limits::slow_memory(comm),
         "no thread" => limits::without_threads(comm),
         "no address space" => limits::without_address_space(comm),
-        "refused" => {
-            comm.barrier()?;
-            say(&format!("via {}", comm.transport_name()));
-            Ok(comm.barrier()?)
-        }
+        "refused" => refusals::work(comm),
         "signals" => work_under_signals(comm),
         "no shared memory" | "little room" | "no memory files" | "no memory" => {
             collectives(Calls::of(comm), Duration::MAX, usize::MAX)
