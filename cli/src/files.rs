@@ -44,7 +44,8 @@ pub(crate) fn write_json(file: &Path, figures: &impl Serialize) -> Result<(), St
 /// Writes a file, which may be standard output.
 pub(crate) fn write(file: &Path, text: &str) -> Result<(), String> {
     if is_output(file) {
-        return print(text.as_bytes());
+        print(text.as_bytes());
+        return Ok(());
     }
     kolo::write_file_or_device(file, text.as_bytes()).map_err(|error| format!("{} cannot be written: {error}", file.display()))
 }

@@ -24,6 +24,7 @@ mod units;
 use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use clap::error::{ContextKind, ContextValue};
@@ -108,11 +109,7 @@ fn parse(words: impl IntoIterator<Item: Into<OsString> + Clone>) -> clap::error:
 /// there is nothing to run.
 fn check_command(words: &[OsString], ranks: usize, is_here: bool) -> Result<(), ExitCode> {
     let this = OsString::from("kolo");
-    let cli = parse([&this].into_iter().chain(words)).map_err(|error| {
-        // There is nowhere else to report it.
-        let _ = error.print();
-        ExitCode::from(error.exit_code() as u8)
-    })?;
+    let cli = parse([&this].into_iter().chain(words)).map_err(|error| show(&error))?;
     let Command::Bench(args) = &cli.command else { return Ok(()) };
     let files = || if is_here { args.check_files() } else { Ok(()) };
     args.check(ranks).and_then(|()| files()).map_err(|problem| {
@@ -123,10 +120,30 @@ fn check_command(words: &[OsString], ranks: usize, is_here: bool) -> Result<(), 
 
 /// Runs the program with the arguments of this process. Returns its exit status.
 pub fn main() -> ExitCode {
-    let cli = match parse(std::env::args_os()) {
-        Ok(cli) => cli,
-        Err(error) => error.exit(),
+    let code = match parse(std::env::args_os()) {
+        Ok(cli) => command(cli),
+        Err(error) => show(&error),
     };
+    // The command has ended in order, and has removed its files.
+    match OUTPUT_PROBLEM.get() {
+        Some(problem) => {
+            complain(&format!("kolo: {problem}"));
+            ExitCode::FAILURE
+        }
+        None => code,
+    }
+}
+
+/// Prints the help, or what is wrong with a command line. Returns the exit status.
+fn show(error: &clap::Error) -> ExitCode {
+    // There is nowhere else to report what standard error does not take.
+    if let (Err(problem), false) = (error.print(), error.use_stderr()) {
+        note(problem);
+    }
+    ExitCode::from(error.exit_code() as u8)
+}
+
+fn command(cli: Cli) -> ExitCode {
     if let Err(error) = log() {
         complain(&format!("kolo: {error}"));
         return if matches!(cli.command, Command::Run(_)) { ExitCode::from(run::LAUNCHER_FAILED) } else { ExitCode::FAILURE };
@@ -188,35 +205,42 @@ static HAS_FIGURES: AtomicBool = AtomicBool::new(false);
 /// Whether the reader of standard output has gone, as with `head`.
 static IS_UNREAD: AtomicBool = AtomicBool::new(false);
 
-/// Writes a line to standard output, as long as it has a reader.
+/// Why standard output cannot be written, although it has a reader: a disk may be full.
+static OUTPUT_PROBLEM: OnceLock<String> = OnceLock::new();
+
+/// Writes a line to standard output, as long as that is of use.
 fn say(line: &str) {
-    if IS_UNREAD.load(Relaxed) {
+    if !is_read() {
         return;
     }
     let line = format!("{line}\n");
     if HAS_FIGURES.load(Relaxed) {
         return complain(line.trim_end());
     }
-    if let Err(error) = print(line.as_bytes()) {
-        complain(&format!("kolo: {error}"));
-        std::process::exit(1);
-    }
+    print(line.as_bytes());
 }
 
-/// Writes to standard output, as long as it has a reader.
-fn print(bytes: &[u8]) -> Result<(), String> {
+/// Writes to standard output. If that fails, the command goes on to its end, and then the program
+/// reports why.
+fn print(bytes: &[u8]) {
     let mut out = std::io::stdout().lock();
-    match out.write_all(bytes).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => IS_UNREAD.store(true, Relaxed),
-        Err(error) => return Err(format!("standard output cannot be written: {error}")),
-        Ok(()) => {}
+    if let Err(problem) = out.write_all(bytes).and_then(|()| out.flush()) {
+        note(problem);
     }
-    Ok(())
 }
 
-/// Returns whether standard output still has a reader: a command without an end ends without one.
+/// Keeps the reason why standard output cannot be written.
+fn note(problem: std::io::Error) {
+    match problem.kind() {
+        std::io::ErrorKind::BrokenPipe => IS_UNREAD.store(true, Relaxed),
+        _ => _ = OUTPUT_PROBLEM.set(format!("standard output cannot be written: {problem}")),
+    }
+}
+
+/// Returns whether standard output still has a reader and can be written: a command without an end ends
+/// if not.
 fn is_read() -> bool {
-    !IS_UNREAD.load(Relaxed)
+    !IS_UNREAD.load(Relaxed) && OUTPUT_PROBLEM.get().is_none()
 }
 
 /// Writes a line to standard error, in one call, because other ranks may write there too.

@@ -7,10 +7,10 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use super::arguments::Subject;
-use super::contestant::Contestant;
+use super::contestant::{Contestant, OVER};
 use super::system::{Listener, Stream};
 use crate::random::{hexadecimal, random};
-use crate::run::process::make_private_folder;
+use crate::run::process::{Process, Signal, make_private_folder};
 
 /// How long a contestant may take to start. PyTorch is slow to start.
 pub(super) const START: Duration = Duration::from_secs(120);
@@ -53,10 +53,13 @@ impl Question {
 /// A contestant whose ranks are connected.
 struct Entered {
     contestant: Contestant,
-    children: Vec<Child>,
-    /// Connections to its ranks, in order.
+    children: Started,
+    /// Connections to its ranks, in order. None if it is still starting.
     ranks: Vec<BufReader<Stream>>,
 }
+
+/// Processes that do not outlive this. They have the time to end by themselves, or when they are asked to.
+pub(super) struct Started(pub(super) Vec<Child>);
 
 /// The contestants, and the socket to which their ranks connect.
 pub(super) struct Arena {
@@ -85,9 +88,9 @@ impl Arena {
     /// Starts a contestant and waits until all its ranks have connected, or the comparison is over.
     pub(super) fn enter(&mut self, contestant: Contestant, is_over: &dyn Fn() -> bool) -> Result<(), String> {
         let folder = self.folder.path();
-        contestant.prepare(folder)?;
+        contestant.prepare(folder, is_over)?;
         let children = contestant.start(self.ranks, folder, Some(&folder.join("socket")))?;
-        let mut entered = Entered { contestant, children, ranks: Vec::new() };
+        let mut entered = Entered { contestant, children: Started(children), ranks: Vec::new() };
         let deadline = Instant::now() + START;
         let mut ranks: Vec<Option<BufReader<Stream>>> = (0..self.ranks).map(|_| None).collect();
         while ranks.iter().any(Option::is_none) {
@@ -100,7 +103,7 @@ impl Arena {
                     }
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    for child in &mut entered.children {
+                    for child in &mut entered.children.0 {
                         if let Ok(Some(status)) = child.try_wait() {
                             return Err(format!("it ended while it started: {status}"));
                         }
@@ -109,7 +112,7 @@ impl Arena {
                         return Err(format!("its ranks did not connect within {START:?}"));
                     }
                     if is_over() {
-                        return Err("the comparison was over".to_owned());
+                        return Err(OVER.to_owned());
                     }
                     std::thread::sleep(Duration::from_millis(5));
                 }
@@ -163,10 +166,25 @@ fn greet(stream: Stream) -> std::io::Result<(String, usize, BufReader<Stream>)> 
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        // A rank ends when its connection closes. Processes that do not are killed.
+        // A rank ends when its connection closes. One that is still starting notices that only later.
+        if self.ranks.is_empty() {
+            self.children.stop();
+        }
         self.ranks.clear();
+    }
+}
+
+impl Started {
+    /// Asks the processes to end. A launcher then ends its ranks.
+    pub(super) fn stop(&self) {
+        self.0.iter().for_each(|child| Process::new(child).signal(Signal::TERMINATE));
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
         let deadline = Instant::now() + Duration::from_secs(10);
-        for child in &mut self.children {
+        for child in &mut self.0 {
             while let Ok(None) = child.try_wait() {
                 if Instant::now() >= deadline {
                     let _ = child.kill();
@@ -177,13 +195,22 @@ impl Drop for Entered {
     }
 }
 
+/// The variable that names the folder for temporary files.
+const TEMPORARY: &str = if cfg!(windows) { "TMP" } else { "TMPDIR" };
+
 /// A temporary folder, which is removed when it is dropped.
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    pub(super) fn new() -> Result<Folder, String> {
-        let path = std::env::temp_dir().join(format!("kolo-compare-{}", hexadecimal(&random::<8>()?)));
-        make_private_folder(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    /// Returns the path of a new folder.
+    pub(super) fn new_path() -> Result<PathBuf, String> {
+        Ok(std::env::temp_dir().join(format!("kolo-compare-{}", hexadecimal(&random::<8>()?))))
+    }
+
+    pub(super) fn make(path: PathBuf) -> Result<Folder, String> {
+        make_private_folder(&path).map_err(|error| {
+            format!("the folder {} cannot be made: {error}; set {} to a folder that can be written", path.display(), TEMPORARY)
+        })?;
         Ok(Folder(path))
     }
 

@@ -1,12 +1,13 @@
 //! The contestants, and how each is started.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use super::arguments::{Subject, Task};
 use super::system;
 use crate::bench::operation::Operation;
-use crate::run::process::become_independent;
+use crate::run::process::{Process, Signal, become_independent};
 
 /// A library or a bound that takes part in a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,22 +128,25 @@ impl Contestant {
         matches!(self, Kolo | KoloRegistered | KoloBf16 | KoloTcp)
     }
 
-    /// Prepares the start of the contestant from this folder.
-    pub(super) fn prepare(self, folder: &Path) -> Result<(), String> {
+    /// Prepares the start of the contestant from this folder, unless the comparison is over before.
+    pub(super) fn prepare(self, folder: &Path, is_over: &dyn Fn() -> bool) -> Result<(), String> {
         if matches!(self, Gloo | DeepSpeed | OpenMpi | OpenMpiTcp | Mpich | MpichTcp) {
             system::check_peers()?;
         }
         match self {
             Futex => system::check_futex(),
-            Gloo => prepare_python(folder, "import torch.distributed", "pip install torch"),
+            Gloo => prepare_python(is_over, folder, "import torch.distributed", "pip install torch"),
             // The first use compiles its operation, which takes longer than a start may take.
             DeepSpeed => prepare_python(
+                is_over,
                 folder,
                 "from deepspeed.accelerator import get_accelerator as get; get().create_op_builder('ShareMemCommBuilder').load()",
                 "pip install torch ninja, then pip install --no-build-isolation deepspeed, with a C++ compiler",
             ),
-            OpenMpi | OpenMpiTcp => compile(&self.program(folder), "mpicc.openmpi", "apt install openmpi-bin libopenmpi-dev"),
-            Mpich | MpichTcp => compile(&self.program(folder), "mpicc.mpich", "apt install mpich libmpich-dev"),
+            OpenMpi | OpenMpiTcp => {
+                compile(is_over, &self.program(folder), "mpicc.openmpi", "apt install openmpi-bin libopenmpi-dev")
+            }
+            Mpich | MpichTcp => compile(is_over, &self.program(folder), "mpicc.mpich", "apt install mpich libmpich-dev"),
             _ => Ok(()),
         }
     }
@@ -206,10 +210,29 @@ fn spawn(command: &mut Command) -> Result<Child, String> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().map_err(|error| format!("{name} cannot be started: {error}"))
 }
 
-fn compile(program: &Path, compiler: &str, advice: &str) -> Result<(), String> {
+/// Why a contestant that is still starting is given up.
+pub(super) const OVER: &str = "the comparison was over";
+
+/// Runs a command to its end, or until the comparison is over.
+fn output(command: &mut Command, is_over: &dyn Fn() -> bool) -> std::io::Result<Output> {
+    become_independent(command);
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    let process = Process::new(&child);
+    let reader = std::thread::spawn(move || child.wait_with_output());
+    let mut is_stopped = false;
+    while !reader.is_finished() {
+        if is_over() && !std::mem::replace(&mut is_stopped, true) {
+            process.signal(Signal::TERMINATE);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    reader.join().unwrap_or_else(|_| Err(std::io::Error::other("its output could not be read")))
+}
+
+fn compile(is_over: &dyn Fn() -> bool, program: &Path, compiler: &str, advice: &str) -> Result<(), String> {
     let source = program.with_file_name("mpi.c");
     std::fs::write(&source, include_str!("../../peers/mpi.c")).map_err(|error| error.to_string())?;
-    let output = Command::new(compiler).args(["-O2", "-o"]).arg(program).arg(&source).output();
+    let output = output(Command::new(compiler).args(["-O2", "-o"]).arg(program).arg(&source), is_over);
     let output = output.map_err(|error| format!("{compiler}: {error}; get it with: {advice}"))?;
     if output.status.success() {
         return Ok(());
@@ -224,8 +247,8 @@ fn python() -> Command {
     command
 }
 
-fn prepare_python(folder: &Path, trial: &str, advice: &str) -> Result<(), String> {
-    let output = python().args(["-c", trial]).output();
+fn prepare_python(is_over: &dyn Fn() -> bool, folder: &Path, trial: &str, advice: &str) -> Result<(), String> {
+    let output = output(python().args(["-c", trial]), is_over);
     let output = output.map_err(|error| format!("python3: {error}; {advice}, and run where `python3` is that Python"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);

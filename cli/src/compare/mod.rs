@@ -60,9 +60,11 @@ pub(crate) fn compare(args: &Args) -> Result<Option<Signal>, String> {
             }
         }
     }
-    let folder = Folder::new()?;
-    let path = folder.path().to_owned();
-    let interrupt = Interrupt::watch(None, move || _ = std::fs::remove_dir_all(&path))?;
+    // From now on, a signal ends the comparison in order, so that its folder is removed.
+    let path = Folder::new_path()?;
+    let removed = path.clone();
+    let interrupt = Interrupt::watch(None, move || _ = std::fs::remove_dir_all(&removed))?;
+    let folder = Folder::make(path)?;
     let run = Run { args, interrupt, has_files: args.json.is_some() || args.plot.is_some() };
     let busy = Busy::start();
     let mut report = match args.task {

@@ -2,13 +2,12 @@
 //! last rank.
 
 use std::path::Path;
-use std::process::Child;
 use std::time::{Duration, Instant};
 
 use super::Run;
-use super::arena::{Folder, START, place};
+use super::arena::{Folder, START, Started, place};
 use super::arguments::Task;
-use super::contestant::Contestant;
+use super::contestant::{Contestant, OVER};
 use super::report::{Report, Samples};
 use crate::progress::Progress;
 use crate::table::remark;
@@ -23,7 +22,8 @@ pub(super) fn compare(run: &Run<'_>, folder: &Folder, contestants: Vec<Contestan
     for contestant in contestants {
         progress.show(|| format!("starting {}", contestant.name()));
         // The first start shows whether the contestant works, and loads its files into memory.
-        let started = contestant.prepare(folder.path()).and_then(|()| start(contestant, ranks, folder.path()));
+        let prepared = contestant.prepare(folder.path(), &|| run.is_over());
+        let started = prepared.and_then(|()| start(run, contestant, folder.path()));
         progress.clear();
         if run.is_over() {
             break;
@@ -37,8 +37,11 @@ pub(super) fn compare(run: &Run<'_>, folder: &Folder, contestants: Vec<Contestan
     let mut samples: Vec<Samples> = present.iter().map(|_| Samples::default()).collect();
     run.rounds(present.len(), |round, turn| {
         let place = place(round, turn, present.len());
-        samples[place].add(vec![start(present[place], ranks, folder.path())?]);
-        Ok(())
+        match start(run, present[place], folder.path()) {
+            // The round is not complete, and does not count.
+            Err(_) if run.is_over() => Ok(()),
+            time => Ok(samples[place].add(vec![time?])),
+        }
     })?;
     let mut report = Report::new(Task::Start.name(), ranks, args.tcp, args.rounds);
     report.add(0, &present, samples);
@@ -46,9 +49,18 @@ pub(super) fn compare(run: &Run<'_>, folder: &Folder, contestants: Vec<Contestan
 }
 
 /// Returns the seconds of one start.
-fn start(contestant: Contestant, ranks: usize, folder: &Path) -> Result<f64, String> {
+fn start(run: &Run<'_>, contestant: Contestant, folder: &Path) -> Result<f64, String> {
     let began = Instant::now();
-    let mut started = Started(contestant.start(ranks, folder, None)?);
+    let mut started = Started(contestant.start(run.args.ranks as usize, folder, None)?);
+    let ended = wait(run, contestant, &mut started, began);
+    if ended.is_err() {
+        started.stop();
+    }
+    ended.map(|()| began.elapsed().as_secs_f64())
+}
+
+/// Waits until all processes have ended well.
+fn wait(run: &Run<'_>, contestant: Contestant, started: &mut Started, began: Instant) -> Result<(), String> {
     for child in &mut started.0 {
         let status = loop {
             if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
@@ -57,6 +69,9 @@ fn start(contestant: Contestant, ranks: usize, folder: &Path) -> Result<f64, Str
             if began.elapsed() >= START {
                 return Err(format!("{} did not end within {START:?}", contestant.name()));
             }
+            if run.is_over() {
+                return Err(OVER.to_owned());
+            }
             // Much less than any start takes, and long enough to leave the processors to the ranks.
             std::thread::sleep(Duration::from_micros(200));
         };
@@ -64,17 +79,5 @@ fn start(contestant: Contestant, ranks: usize, folder: &Path) -> Result<f64, Str
             return Err(format!("{} fails: {status}", contestant.name()));
         }
     }
-    Ok(began.elapsed().as_secs_f64())
-}
-
-/// Processes that are killed when this is dropped, so that they do not outlive a failed start.
-struct Started(Vec<Child>);
-
-impl Drop for Started {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
+    Ok(())
 }

@@ -10,6 +10,7 @@ mod c;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 mod cuda;
 mod doctor;
+mod manners;
 mod pages;
 mod program;
 mod run;

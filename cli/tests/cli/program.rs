@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 use crate::common::all;
 
 /// Returns the program. Its ranks have time to connect on a busy machine.
-fn program() -> Command {
+pub(crate) fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
     command.env("KOLO_START_TIMEOUT", "15m");
     command
@@ -15,7 +15,7 @@ fn kolo(arguments: &[&str]) -> Output {
     program().args(arguments).stdin(Stdio::null()).output().unwrap()
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
@@ -87,16 +87,16 @@ fn the_level_of_the_log_is_checked() {
 }
 
 /// A folder that is removed when this is dropped.
-struct Folder(std::path::PathBuf);
+pub(crate) struct Folder(pub(crate) std::path::PathBuf);
 
 impl Folder {
-    fn new(test: &str) -> Folder {
+    pub(crate) fn new(test: &str) -> Folder {
         let path = std::env::temp_dir().join(format!("kolo-program-test-{test}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         Folder(path)
     }
 
-    fn entries(&self) -> Vec<std::path::PathBuf> {
+    pub(crate) fn entries(&self) -> Vec<std::path::PathBuf> {
         std::fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
 }
