@@ -169,6 +169,7 @@ pub const VARIABLES: &[&str] = &[
     "KOLO_TRACE_DIR",
     "KOLO_TRACE_SIGNAL",
     "KOLO_TRANSPORT",
+    "KOLO_UNKNOWN",
     "KOLO_WIRE_DTYPE",
     "KOLO_WORLD_SIZE",
 ];
@@ -177,22 +178,31 @@ pub const VARIABLES: &[&str] = &[
 const OTHERS: [&str; 10] =
     ["COUNTS_", "FAKE_", "FEATURES", "GPU_FIGURES", "LIBRARY", "LIGHTGBM", "PLATFORM", "RESNET_", "TORCH_CPP", "WRITE_"];
 
-/// Describes the variables of this process that begin with `KOLO_` and that kolo does not read: they
-/// may be misspelt.
+/// The variable with the names, separated by commas, of which the program that has started this process
+/// has warned.
+pub const TOLD: &str = "KOLO_UNKNOWN";
+
+/// Returns the variables of this process that begin with `KOLO_` and that kolo does not read: they may be
+/// misspelt. Those of which the program that started this process has warned are not among them.
 pub fn unknown_variables() -> Vec<String> {
-    describe_unknown(sys::variable_names())
+    unknown(sys::variable_names(), &process_env(TOLD).unwrap_or_default())
 }
 
-fn describe_unknown(names: impl Iterator<Item = String>) -> Vec<String> {
+fn unknown(names: impl Iterator<Item = String>, told: &str) -> Vec<String> {
     let is_of_tests = |name: &str| name.contains("_TEST_") || OTHERS.iter().any(|other| name["KOLO_".len()..].starts_with(other));
-    let is_known = |name: &str| VARIABLES.contains(&name) || is_of_tests(name);
+    let is_known = |name: &str| VARIABLES.contains(&name) || is_of_tests(name) || told.split(',').any(|known| known == name);
     let mut unknown: Vec<String> = names.filter(|name| name.starts_with("KOLO_") && !is_known(name)).collect();
     unknown.sort_unstable();
+    unknown
+}
+
+/// Says that kolo does not read these variables, and which ones may be meant.
+pub fn describe_unknown(names: &[String]) -> String {
     let describe = |name: &String| match nearest(name) {
         Some(known) => format!("kolo does not read {name} (the nearest that it reads is {known})"),
         None => format!("kolo does not read {name}"),
     };
-    unknown.iter().map(describe).collect()
+    names.iter().map(describe).collect::<Vec<_>>().join("; ")
 }
 
 /// What to do about variables that kolo does not read.
@@ -205,7 +215,7 @@ pub(crate) fn warn_of_unknown_variables(is_first: impl FnOnce() -> bool) {
     ONCE.call_once(|| {
         let unknown = unknown_variables();
         if !unknown.is_empty() && is_first() {
-            log::warn!("{}; {UNKNOWN_VARIABLES}", unknown.join("; "));
+            log::warn!("{}; {UNKNOWN_VARIABLES}", describe_unknown(&unknown));
         }
     });
 }
@@ -795,15 +805,17 @@ mod tests {
 
     #[test]
     fn a_misspelt_variable_is_named_with_the_one_that_was_meant() {
-        let told = |names: &[&str]| describe_unknown(names.iter().map(|name| format!("KOLO_{name}")).chain(["PATH".to_owned()]));
-        assert_eq!(
-            told(&["TIMEUOT", "SECRT", "TIMEOUT", "TEST_ALL", "FAKE_GPUS", "WEATHER"]),
-            [
-                "kolo does not read KOLO_SECRT (the nearest that it reads is KOLO_SECRET)",
-                "kolo does not read KOLO_TIMEUOT (the nearest that it reads is KOLO_TIMEOUT)",
-                "kolo does not read KOLO_WEATHER",
-            ]
-        );
+        let names = ["TIMEUOT", "SECRT", "TIMEOUT", "TEST_ALL", "FAKE_GPUS", "WEATHER"];
+        let told = |before: &str| {
+            describe_unknown(&unknown(names.iter().map(|name| format!("KOLO_{name}")).chain(["PATH".to_owned()]), before))
+        };
+        let [secret, timeout, weather] = [
+            "kolo does not read KOLO_SECRT (the nearest that it reads is KOLO_SECRET)",
+            "kolo does not read KOLO_TIMEUOT (the nearest that it reads is KOLO_TIMEOUT)",
+            "kolo does not read KOLO_WEATHER",
+        ];
+        assert_eq!(told(""), [secret, timeout, weather].join("; "));
+        assert_eq!(told("KOLO_TIMEUOT,KOLO_SECRT"), weather);
         let nets = ["resnet152", "resnet20", "resnet50"];
         assert_eq!(
             ["resnet21", "resnet51", "vgg16"].map(|net| nearest_of(net, &nets)),

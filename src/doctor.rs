@@ -118,7 +118,7 @@ fn of_settings(settings: &Result<Settings>) -> Finding {
 /// Warns of variables that start with `KOLO_` and that kolo does not read. They may be misspelt.
 fn unknown_variables() -> Option<Finding> {
     let unknown = config::unknown_variables();
-    (!unknown.is_empty()).then(|| Finding::warning("variables", unknown.join("; "), config::UNKNOWN_VARIABLES))
+    (!unknown.is_empty()).then(|| Finding::warning("variables", config::describe_unknown(&unknown), config::UNKNOWN_VARIABLES))
 }
 
 /// Returns what is wrong with each variable that is.

@@ -153,8 +153,8 @@ pub mod settings {
     pub use crate::bootstrap::topology::topology_of_environment;
     #[doc(hidden)]
     pub use crate::config::{
-        BANDWIDTH, UNKNOWN_VARIABLES, bandwidth, duration, nearest_of, secret_in, selection_of_environment, unknown_variables,
-        variable,
+        BANDWIDTH, TOLD, UNKNOWN_VARIABLES, bandwidth, describe_unknown, duration, nearest_of, secret_in,
+        selection_of_environment, unknown_variables, variable,
     };
     pub use crate::config::{VARIABLES, ports_given as parse_ports, secret_given as parse_secret, secret_of_environment};
     #[doc(hidden)]

@@ -146,6 +146,8 @@ fn try_a_job() -> Finding {
     let bench = ["run", "-n", "2", "--", "bench", "all_reduce", "--sizes", "8", "--iters", "5", "--warmup", "1", "--check"];
     let output = this(&bench).and_then(|mut command| {
         command.stdin(Stdio::null()).env("KOLO_START_TIMEOUT", PATIENCE).env("KOLO_TIMEOUT", PATIENCE);
+        // The first line is the error.
+        command.env("KOLO_LOG", "off");
         command.output().map_err(|error| error.to_string())
     });
     let advice =

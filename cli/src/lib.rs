@@ -22,7 +22,7 @@ mod trace;
 mod units;
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -31,6 +31,7 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use run::process::{self, Signal};
+use table::{Complaints, columns_of_terminal};
 
 /// Collective communication for processes: all-reduce and the rest, over TCP and shared memory.
 #[derive(Parser)]
@@ -136,8 +137,12 @@ pub fn main() -> ExitCode {
 
 /// Prints the help, or what is wrong with a command line. Returns the exit status.
 fn show(error: &clap::Error) -> ExitCode {
-    // There is nowhere else to report what standard error does not take.
-    if let (Err(problem), false) = (error.print(), error.use_stderr()) {
+    let text = error.render().to_string();
+    let is_wide = |line: &str| line.chars().count() > columns_of_terminal();
+    // clap fits the help into the terminal, but not a list of values.
+    if error.use_stderr() && std::io::stderr().is_terminal() && text.lines().any(is_wide) {
+        complain(text.trim_end());
+    } else if let (Err(problem), false) = (error.print(), error.use_stderr()) {
         note(problem);
     }
     ExitCode::from(error.exit_code() as u8)
@@ -148,11 +153,9 @@ fn command(cli: Cli) -> ExitCode {
         complain(&format!("kolo: {error}"));
         return if matches!(cli.command, Command::Run(_)) { ExitCode::from(run::LAUNCHER_FAILED) } else { ExitCode::FAILURE };
     }
-    // Ranks warn themselves, and `kolo doctor` lists the variables.
-    if matches!(cli.command, Command::Plan(_) | Command::Trace(_) | Command::Top(_)) {
-        kolo::settings::unknown_variables()
-            .iter()
-            .for_each(|unknown| tracing::warn!("{unknown}; {}", kolo::settings::UNKNOWN_VARIABLES));
+    // Ranks warn by themselves, and `kolo doctor` lists the variables.
+    if !matches!(cli.command, Command::Bench(_) | Command::Doctor(_) | Command::Guard(_) | Command::Agent | Command::Compete(_)) {
+        warn_of_unknown_variables();
     }
     let result = match cli.command {
         Command::Run(args) => return run::run(&args),
@@ -171,6 +174,20 @@ fn command(cli: Cli) -> ExitCode {
         Command::Compete(args) => compare::compete(&args),
     };
     ended(result.map(|()| None))
+}
+
+/// Warns of variables that may be misspelt, and has the processes that this one starts not warn of them
+/// again.
+fn warn_of_unknown_variables() {
+    use kolo::settings::{TOLD, UNKNOWN_VARIABLES, describe_unknown, unknown_variables};
+    let unknown = unknown_variables();
+    if unknown.is_empty() {
+        return;
+    }
+    tracing::warn!("{}; {UNKNOWN_VARIABLES}", describe_unknown(&unknown));
+    let before = std::env::var(TOLD).into_iter();
+    // SAFETY: the program has one thread so far, so no other one reads the environment.
+    unsafe { std::env::set_var(TOLD, before.chain(unknown).collect::<Vec<_>>().join(",")) };
 }
 
 /// Returns the exit status of a command that has ended, by a signal or by itself.
@@ -192,10 +209,19 @@ fn ended(result: Result<Option<Signal>, String>) -> ExitCode {
 fn log() -> kolo::Result<()> {
     let level = kolo::settings::variable("KOLO_LOG", kolo::settings::LOG_LEVEL, kolo::settings::log_level)?;
     let level = level.unwrap_or(tracing::level_filters::LevelFilter::WARN);
-    let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let ansi = wants_colour && std::io::IsTerminal::is_terminal(&std::io::stderr());
-    tracing_subscriber::fmt().with_max_level(level).with_ansi(ansi).with_writer(std::io::stderr).with_target(false).init();
+    let ansi = std::io::stderr().is_terminal() && wants_colour();
+    tracing_subscriber::fmt().with_max_level(level).with_ansi(ansi).with_writer(|| Complaints).with_target(false).init();
     Ok(())
+}
+
+/// Returns whether the user wants colours on a terminal.
+fn wants_colour() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) && has_controls()
+}
+
+/// Returns whether a terminal understands more than lines of text.
+fn has_controls() -> bool {
+    std::env::var_os("TERM").is_none_or(|name| name != "dumb")
 }
 
 /// Whether a file of figures is standard output (`--json -`). Then lines for people go to standard
@@ -246,5 +272,5 @@ fn is_read() -> bool {
 /// Writes a line to standard error, in one call, because other ranks may write there too.
 fn complain(line: &str) {
     // There is nowhere else to report it.
-    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+    let _ = Complaints.write_all(format!("{line}\n").as_bytes());
 }

@@ -4,6 +4,9 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use crate::has_controls;
+use crate::table::columns_of_terminal;
+
 /// How often the line changes.
 const INTERVAL: Duration = Duration::from_millis(200);
 
@@ -15,13 +18,15 @@ pub(crate) struct Progress {
 
 impl Progress {
     pub(crate) fn new() -> Progress {
-        Progress { is_terminal: std::io::stderr().is_terminal(), shown: None }
+        Progress { is_terminal: std::io::stderr().is_terminal() && has_controls(), shown: None }
     }
 
     /// Shows a line, unless another one was shown a moment ago.
     pub(crate) fn show(&mut self, line: impl FnOnce() -> String) {
         if self.is_terminal && self.shown.is_none_or(|shown| shown.elapsed() >= INTERVAL) {
-            write(&format!("\r{}\x1b[K", line()));
+            // A longer line could not be removed.
+            let shown: String = line().chars().take(columns_of_terminal() - 1).collect();
+            write(&format!("\r{shown}\x1b[K"));
             self.shown = Some(Instant::now());
         }
     }

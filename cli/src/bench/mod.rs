@@ -99,7 +99,7 @@ fn bench_typed<T: Pattern>(args: &Args, comm: &Communicator, interrupt: &Interru
         );
         let row = Row::new(plan, algorithm, figures, args.op, comm.world_size());
         if is_rank_0 {
-            table::row(&report, &row, args.wide);
+            table::row(&report, &row, args);
         }
         report.rows.push(row);
     }

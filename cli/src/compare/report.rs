@@ -127,7 +127,7 @@ impl Report {
             ("size", Side::Right),
             ("contestant", Side::Left),
             ("p50", Side::Right),
-            ("p99", Side::Right),
+            ("p99", Side::Spare),
             ("ratio", Side::Right),
             ("middle half", Side::Right),
         ]);

@@ -12,7 +12,7 @@ use kolo::{Algorithm, Op};
 
 use crate::names::{named, none};
 use crate::say;
-use crate::table::{Side, Table};
+use crate::table::{Side, Table, say_prose};
 use crate::units::{bytes, count, duration, show_bytes, show_seconds};
 
 /// Arguments of `kolo plan`.
@@ -119,16 +119,20 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
     }
     let size = if args.op == Op::Barrier { String::new() } else { format!(" of {}", show_bytes(bytes)) };
     let racks = if layout.racks > 1 { format!(" in {} racks (--racks)", layout.racks) } else { String::new() };
-    say(&format!("{}{size} among {} on {}{racks}", args.op, count(ranks, "rank"), count(hosts, "host")));
+    say_prose(&format!("{}{size} among {} on {}{racks}", args.op, count(ranks, "rank"), count(hosts, "host")));
     if let Some((path, source)) = topology_of_environment().map_err(|error| error.to_string())? {
-        say(&format!("in a job, this host is at {path} ({source})"));
+        say_prose(&format!("in a job, this host is at {path} ({source})"));
     }
     if args.simulation.simulate {
         return simulate::print(&args.simulation, args.op, bytes, &found, &scenario, args.wide);
     }
-    say(&format!("{}{}", winner.choice, if algorithm.is_some() { " (forced)" } else { "" }));
-    say(&format!("  predicted time           {}", show_seconds(winner.seconds)));
-    say(&format!("  on the wire, per rank    {} in {} messages", show_bytes(winner.sent_per_rank), winner.messages_per_rank));
+    say_prose(&format!("{}{}", winner.choice, if algorithm.is_some() { " (forced)" } else { "" }));
+    say_prose(&format!("  predicted time           {}", show_seconds(winner.seconds)));
+    say_prose(&format!(
+        "  on the wire, per rank    {} in {} messages",
+        show_bytes(winner.sent_per_rank),
+        winner.messages_per_rank
+    ));
     say("");
     let mut table = Table::new(&[
         ("algorithm", Side::Left),

@@ -15,9 +15,12 @@ pub(super) const MOST_RANKS: u32 = 4096;
 /// Arguments of `kolo run`.
 #[derive(ClapArgs)]
 #[command(after_help = "Examples:
-  kolo run -n 4 -- ./program                 four ranks on this machine
-  kolo run --hosts a:4,b:4 -- ./program      four ranks on each of two hosts, over ssh
-  kolo run --hostfile hosts -- ./program     the hosts of a file: one `HOST slots=4` in each line")]
+  kolo run -n 4 -- ./program
+      four ranks on this machine
+  kolo run --hosts a:4,b:4 -- ./program
+      four ranks on each of two hosts, over ssh
+  kolo run --hostfile hosts -- ./program
+      the hosts of a file: `HOST slots=4` in each line")]
 pub(crate) struct Args {
     /// How many ranks to start; with --hosts and --hostfile, all slots by default
     #[arg(

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use anstyle::{AnsiColor, Style};
 
-use crate::complain;
+use crate::{complain, wants_colour};
 
 /// The prefix of each rank's lines, and whether lines were lost.
 #[derive(Clone)]
@@ -25,12 +25,11 @@ impl Palette {
         if !prefixes {
             return Palette { prefixes: Arc::new(None), problem: Arc::default() };
         }
-        let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let width = (ranks - 1).to_string().len();
         let all = |is_terminal: bool| {
             let prefix = |rank: usize| {
                 let colour = COLOURS[rank % COLOURS.len()];
-                let style = if is_terminal && wants_colour { Style::new().fg_color(Some(colour.into())) } else { Style::new() };
+                let style = if is_terminal && wants_colour() { Style::new().fg_color(Some(colour.into())) } else { Style::new() };
                 format!("{style}[{rank:>width$}]{style:#} ")
             };
             (0..ranks).map(prefix).collect()

@@ -141,7 +141,7 @@ fn play_rounds(args: &Args) -> Result<(), End> {
     if tally.rounds == 0 {
         return Err("no round has such a fault and all of these ingredients; choose fewer".to_owned().into());
     }
-    say(&tally.text(began.elapsed()));
+    say_prose(&tally.text(began.elapsed()));
     Ok(())
 }
 

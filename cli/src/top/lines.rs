@@ -28,9 +28,9 @@ pub(super) type Line = Vec<(Style, String)>;
 const MOST_LINKS: usize = 16;
 
 /// Returns the lines as text alone.
-pub(super) fn plain(view: &View) -> Vec<String> {
+pub(super) fn plain(view: &View, width: usize) -> Vec<String> {
     let text = |line: Line| line.into_iter().map(|(_, text)| text).collect::<String>();
-    lines(view, usize::MAX).into_iter().map(|line| text(line).trim_end().to_owned()).collect()
+    lines(view, width).into_iter().map(|line| text(line).trim_end().to_owned()).collect()
 }
 
 /// Returns what is shown. In a narrow terminal, the table of the ranks has fewer columns.
@@ -54,7 +54,7 @@ pub(super) fn lines(view: &View, width: usize) -> Vec<Line> {
     for ranks in groups {
         host(view, &ranks, &widths, &mut lines);
     }
-    links(view, &mut lines);
+    links(view, width, &mut lines);
     failures(view, &mut lines);
     lines
 }
@@ -82,7 +82,7 @@ fn waited_for_lines(view: &View, lines: &mut Vec<Line>) {
 }
 
 /// The widths of the columns of ranks, with the blanks before them. The last one needs at least as much.
-const RANKS: [usize; 8] = [6, 9, 11, 36, 9, 10, 12, 15];
+const RANKS: [usize; 8] = [6, 9, 11, 36, 9, 10, 12, 14];
 const STATE: usize = 2;
 const OPERATION: usize = 3;
 const WAITS_FOR: usize = 7;
@@ -195,10 +195,10 @@ fn operation_of(rank: &Rank) -> (String, String) {
     }
 }
 
-/// The widths of the columns of links, all but the last.
-const LINKS: [usize; 6] = [6, 6, 6, 14, 14, 12];
+/// The widths of the columns of links. A narrow terminal lacks the last ones.
+const LINKS: [usize; 7] = [6, 6, 7, 12, 12, 12, 13];
 
-fn links(view: &View, lines: &mut Vec<Line>) {
+fn links(view: &View, width: usize, lines: &mut Vec<Line>) {
     let of_rank = |rank: &Rank| -> Vec<(usize, usize)> { (0..rank.links.len()).map(|at| (rank.rank, at)).collect() };
     let mut order: Vec<(usize, usize)> = view.ranks.iter().flat_map(of_rank).collect();
     if order.is_empty() {
@@ -220,7 +220,7 @@ fn links(view: &View, lines: &mut Vec<Line>) {
     lines.push(Vec::new());
     lines.push(vec![(Style::Heading, "links".to_owned())]);
     let titles = ["from", "to", "kind", "sent/s", "received/s", "round trip", "retransmits"];
-    lines.push(vec![(Style::Faint, link_columns(&titles))]);
+    lines.push(vec![(Style::Faint, link_columns(&titles, width))]);
     for at in &order {
         let Link { peer, kind, sent_per_s, received_per_s, retransmits, round_trip_s, .. } = link(at);
         let rate = |rate: &Option<f64>| rate.map_or("-".to_owned(), |rate| show_bytes(rate as u64));
@@ -233,15 +233,21 @@ fn links(view: &View, lines: &mut Vec<Line>) {
             &*round_trip_s.map_or("-".to_owned(), show_seconds),
             &*retransmits.map_or("-".to_owned(), |count| count.to_string()),
         ];
-        lines.push(vec![(Style::Plain, link_columns(&cells))]);
+        lines.push(vec![(Style::Plain, link_columns(&cells, width))]);
     }
     if total > order.len() {
         lines.push(vec![(Style::Faint, format!("  and {} that sent less", count(total - order.len(), "link")))]);
     }
 }
 
-fn link_columns(cells: &[&str]) -> String {
-    cells.iter().enumerate().map(|(at, cell)| format!("{cell:>width$}", width = LINKS.get(at).copied().unwrap_or(13))).collect()
+fn link_columns(cells: &[&str; LINKS.len()], most: usize) -> String {
+    let mut line = String::new();
+    for (cell, width) in cells.iter().zip(LINKS) {
+        if line.chars().count() + width <= most {
+            line += &format!("{cell:>width$}");
+        }
+    }
+    line
 }
 
 fn failures(view: &View, lines: &mut Vec<Line>) {
@@ -293,7 +299,7 @@ mod tests {
         assert_eq!(bad[0], "rank 2 is waited for");
         assert_eq!(bad[1].trim(), "its process is stopped");
         assert!(bad[2].contains("4102") && bad[2].contains("stopped") && bad[2].contains("1.0 s"), "{bad:?}");
-        let text = plain(&view).join("\n");
+        let text = plain(&view, usize::MAX).join("\n");
         assert!(text.contains("by ranks 0, 1, 3 for 3.0 s, in all_reduce #7"), "{text}");
         assert!(text.contains("all_reduce #7 float32 25 MiB") || text.contains("all_reduce #7 f32 25 MiB"), "{text}");
         let row = text.lines().find(|line| line.contains("tcp")).unwrap();
@@ -310,7 +316,7 @@ mod tests {
         }
         let view = View::new(&state, now + Duration::from_secs(1));
         for (terminal, lacks) in
-            [(200, vec![]), (92, vec![]), (80, vec!["byte/s"]), (79, vec!["byte/s", "pid"]), (61, vec!["byte/s", "pid", "op/s"])]
+            [(200, vec![]), (91, vec![]), (80, vec!["byte/s"]), (78, vec!["byte/s", "pid"]), (60, vec!["byte/s", "pid", "op/s"])]
         {
             let lines: Vec<String> = lines(&view, terminal)
                 .into_iter()
@@ -332,7 +338,7 @@ mod tests {
             let failure = Some(Failure { message: "rank 1 (node0, pid 4101) died".to_owned(), rank: Some(1) });
             state.hear(rank, Instant::now(), Ok(snapshot(rank, vec![Communicator { failure, ..comm(rank, 3, 7, vec![]) }])));
         }
-        let text = plain(&View::new(&state, Instant::now())).join("\n");
+        let text = plain(&View::new(&state, Instant::now()), usize::MAX).join("\n");
         assert!(text.contains("ranks 0, 2: rank 1 (node0, pid 4101) died"), "{text}");
     }
 }

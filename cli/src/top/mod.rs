@@ -28,8 +28,9 @@ use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
 
+use crate::table::{say_prose, width};
 use crate::units::duration;
-use crate::{is_read, say};
+use crate::{has_controls, is_read, say};
 use poll::Poll;
 use view::View;
 
@@ -58,6 +59,9 @@ pub(crate) struct Args {
     /// Look once and print the result
     #[arg(long)]
     once: bool,
+    /// Print lines of any length, in which all columns are
+    #[arg(long)]
+    wide: bool,
     /// Print an object of JSON for each look, on one line
     #[arg(long)]
     json: bool,
@@ -70,7 +74,7 @@ pub(crate) fn top(args: &Args) -> Result<(), String> {
     let observer = find::find(args)?;
     let interval = args.interval.max(SHORTEST);
     let poll = Poll::start(observer, interval);
-    if !args.once && !args.json && std::io::stdout().is_terminal() {
+    if !args.once && !args.json && !args.wide && std::io::stdout().is_terminal() && has_controls() {
         return screen::show(&poll, interval);
     }
     loop {
@@ -80,7 +84,8 @@ pub(crate) fn top(args: &Args) -> Result<(), String> {
         if args.json {
             say(&serde_json::to_string(&view).map_err(|error| format!("the view cannot be written: {error}"))?);
         } else {
-            lines::plain(&view).iter().for_each(|line| say(line));
+            let most = if args.wide { usize::MAX } else { width() };
+            lines::plain(&view, most).iter().for_each(|line| if args.wide { say(line) } else { say_prose(line) });
         }
         if args.once {
             return refused(&view);

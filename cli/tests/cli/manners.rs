@@ -74,3 +74,91 @@ fn a_comparison_ends_while_a_contestant_starts() {
         assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0, "{blocked} {task}");
     }
 }
+
+/// Checks that each line that a command writes fits a terminal of 80 and of 60 columns: the terminal would
+/// break words.
+#[cfg(unix)]
+pub(crate) fn fits(command: &dyn Fn() -> std::process::Command) {
+    for columns in [80, 60] {
+        let command = command();
+        let shown = format!("{:?}", command.get_args().collect::<Vec<_>>());
+        let mut terminal = crate::top::Pty::start_in(command, (60, columns));
+        terminal.program.wait().unwrap();
+        let said = terminal.all();
+        for line in said.lines() {
+            // A line of progress takes the place of the one before, and a sequence no column.
+            let mut line = line.rsplit('\r').next().unwrap().to_owned();
+            while let Some(from) = line.find('\x1b') {
+                let to = line[from..].find(|letter: char| letter.is_ascii_alphabetic()).unwrap();
+                line.replace_range(from..=from + to, "");
+            }
+            assert!(line.chars().count() <= usize::from(columns), "{shown}: {} columns: {line}", line.chars().count());
+        }
+        assert!(said.lines().count() > 1, "{shown}: {said}");
+    }
+}
+
+/// Help, reports, warnings and errors.
+#[cfg(unix)]
+#[test]
+fn lines_fit_a_terminal() {
+    let with = |arguments: &[&str]| {
+        let words: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        fits(&|| {
+            let mut command = program();
+            command.args(&words).env("PATH", "/nowhere").env("KOLO_TIMOUT", "5s");
+            // Ranks warn when they wait for long. Their lines pass through the launcher as they are.
+            command.env("KOLO_LOG", if words[0] == "run" { "error" } else { "warn" });
+            command
+        });
+    };
+    let help = crate::program::said(&["--help"]);
+    let commands = help.split("Commands:\n").nth(1).unwrap().lines().take_while(|line| !line.is_empty());
+    let commands: Vec<&str> = commands.filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).collect();
+    assert!(commands.len() > 7 && commands.contains(&"compare"), "{commands:?}");
+    with(&["--help"]);
+    for command in commands.into_iter().filter(|command| *command != "help" && !command.is_empty()) {
+        with(&[command, "--help"]);
+        with(&[command, "-h"]);
+        with(&[command, "--no-such-option"]);
+    }
+    let op = ["all_reduce", "--sizes", "8,1M", "--iters", "1", "--warmup", "0", "--redop", "product", "--check"];
+    with(&[&["run", "-n", "3", "--", "bench"], &op[..], &["--transport", "tcp"]].concat());
+    with(&["bench", "broadcast", "--sizes", "3,8", "--root", "1"]);
+    let plan = ["plan", "all_reduce", "--ranks", "64", "--hosts", "16", "--racks", "4"];
+    with(&plan);
+    with(&[&plan[..], &["--simulate"]].concat());
+    with(&["plan", "no_such_operation", "--ranks", "4"]);
+    with(&["compare", "--rounds", "2", "--sizes", "8,1M", "--with", "openmpi,mpich,gloo,bounds"]);
+    with(&["compare", "--with", "glo"]);
+    with(&["soak", "--minutes", "0", "--seed", "1"]);
+    with(&["doctor"]);
+    with(&["run", "-n", "2", "--", "/no/such/program/with/a/name/that/is/long"]);
+    with(&["run", "-n", "2", "--", env!("CARGO_BIN_EXE_kolo"), "trace", "/none"]);
+    with(&["top", "--once", "--job", "none-of-this-name"]);
+    let traces = Folder::new("widths");
+    let mut job = program();
+    let bench = "[ $KOLO_RANK = 0 ] && size=8 || size=16; exec \"$0\" bench all_reduce --sizes $size --iters 2";
+    job.args(["run", "-n", "2", "--", "sh", "-c", bench, env!("CARGO_BIN_EXE_kolo")]).env("KOLO_TRACE_DIR", &traces.0);
+    assert!(!job.stdin(Stdio::null()).output().unwrap().status.success());
+    assert_eq!(traces.entries().len(), 2);
+    with(&["trace", traces.0.to_str().unwrap()]);
+}
+
+/// By the command, and not again by the ranks that it starts.
+#[test]
+fn a_misspelt_variable_is_told_by_every_command() {
+    let bench = ["--", "bench", "all_reduce", "--sizes", "8", "--iters", "1", "--warmup", "0"];
+    for arguments in [
+        &[&["run", "-n", "2"], &bench[..]].concat()[..],
+        &bench[1..],
+        &["plan", "all_reduce", "--ranks", "4"],
+        &["soak", "--minutes", "0", "--seed", "1"],
+        &["compare", "--rounds", "1", "--sizes", "8", "--with", "kolo-tcp,copy"],
+    ] {
+        let output = program().args(arguments).env("KOLO_TIMEUOT", "3s").stdin(Stdio::null()).output().unwrap();
+        let err = text(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {err}");
+        assert_eq!(err.matches("kolo does not read KOLO_TIMEUOT").count(), 1, "{arguments:?}: {err}");
+    }
+}

@@ -20,14 +20,14 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 }
 
 /// Standard output of a command that succeeds.
-fn said(arguments: &[&str]) -> String {
+pub(crate) fn said(arguments: &[&str]) -> String {
     let output = kolo(arguments);
     assert!(output.status.success(), "{arguments:?}: {}{}", text(&output.stdout), text(&output.stderr));
     text(&output.stdout)
 }
 
 /// Exit status and standard error of a command that fails.
-fn failed(arguments: &[&str]) -> (i32, String) {
+pub(crate) fn failed(arguments: &[&str]) -> (i32, String) {
     let output = kolo(arguments);
     assert!(!output.status.success(), "{arguments:?}: {}", text(&output.stdout));
     (output.status.code().unwrap(), text(&output.stderr))
@@ -149,32 +149,6 @@ fn a_reader_that_goes_ends_a_command_quietly() {
         drop(out);
         let output = child.wait_with_output().unwrap();
         assert_eq!((output.status.code(), &*text(&output.stderr)), (Some(0), ""), "{arguments:?}: {line}");
-    }
-}
-
-/// On a terminal, each line fits its columns: the terminal would break words.
-#[cfg(unix)]
-#[test]
-fn lines_fit_a_terminal() {
-    let op = ["all_reduce", "--sizes", "8,64M", "--iters", "1", "--warmup", "0", "--redop", "product", "--check"];
-    let bench = [&["run", "-n", "3", "--", "bench"], &op[..], &["--transport", "tcp"]].concat();
-    for arguments in [
-        bench,
-        vec!["plan", "all_reduce", "--ranks", "64", "--hosts", "16", "--racks", "4"],
-        vec!["plan", "all_reduce", "--ranks", "64", "--hosts", "16", "--racks", "4", "--simulate"],
-        vec!["compare", "--rounds", "2", "--sizes", "8,1M", "--with", "openmpi,mpich,gloo,bounds"],
-        vec!["doctor"],
-    ] {
-        let mut command = program();
-        command.args(&arguments).env("PATH", "/nowhere");
-        let mut terminal = crate::top::Pty::start_in(command, (60, 80));
-        terminal.program.wait().unwrap();
-        let said = terminal.all();
-        let lines: Vec<&str> = said.lines().map(|line| line.rsplit('\r').next().unwrap()).collect();
-        assert!(lines.len() > 5, "{said}");
-        for line in lines.iter().filter(|line| !line.contains('\x1b')) {
-            assert!(line.chars().count() <= 80, "{arguments:?}: {line}");
-        }
     }
 }
 

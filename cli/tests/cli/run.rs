@@ -325,22 +325,30 @@ fn only_ranks_that_were_stopped_are_said_to_be_stopped() {
     assert!(last.ends_with(" s; the other ranks ended by themselves"), "{last}");
 }
 
-/// Rust programs without a subscriber of `tracing`, as the ranks here.
+/// By the launcher, or by the first rank if the launcher does not have it. The ranks here are Rust
+/// programs without a subscriber of `tracing`.
 #[test]
 fn a_misspelt_variable_is_told_once_for_each_job() {
     let folder = Folder::new("misspelt");
-    let told = |log: &str| {
-        let mut command = command_in(&folder.0, folder.0.as_os_str(), &PATIENT, "barrier");
-        let output = command.env("KOLO_TIMEUOT", "3s").env("KOLO_LOG", log).output().unwrap();
+    let told = |log: &str, is_launchers: bool| {
+        let exported = [&PATIENT[..], &["-x", "KOLO_TIMEUOT=3s"]].concat();
+        let mut command = command_in(&folder.0, folder.0.as_os_str(), if is_launchers { &PATIENT } else { &exported }, "barrier");
+        if is_launchers {
+            command.env("KOLO_TIMEUOT", "3s");
+        }
+        let output = command.env("KOLO_LOG", log).output().unwrap();
         assert!(output.status.success(), "{}", text(&output.stderr));
         text(&output.stderr).lines().filter(|line| line.contains("KOLO_TIMEUOT")).map(str::to_owned).collect::<Vec<_>>()
     };
-    let lines = told("");
-    let [line] = &lines[..] else { panic!("{lines:?}") };
-    assert!(line.starts_with("[0] ") && line.contains("  WARN kolo["), "{line}");
-    assert!(line.contains("]: kolo does not read KOLO_TIMEUOT (the nearest that it reads is KOLO_TIMEOUT); correct"), "{line}");
-    assert_eq!(told("off"), [""; 0]);
-    assert_eq!(told("error"), [""; 0]);
+    for (is_launchers, start, named) in [(true, "20", "WARN "), (false, "[0] ", "]: ")] {
+        let lines = told("", is_launchers);
+        let [line] = &lines[..] else { panic!("{lines:?}") };
+        assert!(line.starts_with(start) && line.contains("  WARN kolo"), "{line}");
+        let warning = format!("{named}kolo does not read KOLO_TIMEUOT (the nearest that it reads is KOLO_TIMEOUT); correct");
+        assert!(line.contains(&warning), "{line}");
+        assert_eq!(told("off", is_launchers), [""; 0]);
+        assert_eq!(told("error", is_launchers), [""; 0]);
+    }
 }
 
 #[test]

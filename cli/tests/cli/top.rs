@@ -348,6 +348,9 @@ fn a_script_reads_who_is_late() {
         assert!(!text.contains('\x1b'), "{text}");
         text.contains("rank 1 is waited for")
     });
+    crate::manners::fits(&|| job.top(&["--once"]));
+    let wide = says(&job.top(&["--once", "--wide"]).output().unwrap());
+    assert!(wide.contains("byte/s") && wide.contains(" pid "), "{wide}");
     job.finish();
 }
 
@@ -364,6 +367,7 @@ fn links_show_their_bytes() {
         let link = &view["ranks"][0]["links"][0];
         assert!(link["retransmits"].is_u64() && link["round_trip_s"].as_f64().unwrap() > 0.0, "{link:#}");
     }
+    crate::manners::fits(&|| job.top(&["--once"]));
     job.finish();
 }
 
