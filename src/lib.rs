@@ -138,7 +138,7 @@ pub mod plan {
 
 // For the program `kolo`, which writes reports where other users may write, too.
 #[doc(hidden)]
-pub use sys::{write_file, write_file_or_device};
+pub use sys::{Destination, write_file, write_file_or_device};
 
 /// [security]: crate::security
 ///

@@ -1,12 +1,11 @@
 //! Curves over sizes, or over numbers of ranks, on logarithmic axes, as SVG.
 
 use std::error::Error;
-use std::path::Path;
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use crate::files;
+use crate::files::Output;
 use crate::units::show_bytes;
 
 /// Width and height of one panel, in pixels: two panels fill the width of a page on GitHub.
@@ -40,14 +39,14 @@ pub(crate) struct Axis {
 }
 
 /// Draws panels over sizes.
-pub(crate) fn draw(title: &str, panels: &[(&str, Vec<Curve>)], file: &Path) -> Result<(), Box<dyn Error>> {
+pub(crate) fn draw(title: &str, panels: &[(&str, Vec<Curve>)], output: Output) -> Result<(), Box<dyn Error>> {
     let sizes = Axis { name: "size", label: |size| show_bytes(size.round() as u64) };
-    draw_over(&sizes, title, panels, file)
+    draw_over(&sizes, title, panels, output)
 }
 
 /// Draws panels side by side under one legend: the name of each one's values, and its curves.
 /// Panels without curves are left out.
-pub(crate) fn draw_over(axis: &Axis, title: &str, panels: &[(&str, Vec<Curve>)], file: &Path) -> Result<(), Box<dyn Error>> {
+pub(crate) fn draw_over(axis: &Axis, title: &str, panels: &[(&str, Vec<Curve>)], output: Output) -> Result<(), Box<dyn Error>> {
     let panels: Vec<_> = panels.iter().filter(|(_, curves)| !curves.is_empty()).collect();
     if panels.is_empty() {
         return Err("there is nothing to draw".into());
@@ -67,7 +66,7 @@ pub(crate) fn draw_over(axis: &Axis, title: &str, panels: &[(&str, Vec<Curve>)],
         }
         area.present()?;
     }
-    Ok(files::write(file, &text)?)
+    Ok(output.write(&text)?)
 }
 
 /// The names of all curves with their colours, in rows.

@@ -9,6 +9,7 @@ mod chart;
 mod compare;
 mod doctor;
 mod files;
+mod foreign;
 mod interrupt;
 mod names;
 mod plan;
@@ -27,7 +28,7 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use run::process::{self, Signal};
@@ -70,39 +71,102 @@ enum Command {
     Compete(compare::RankArgs),
 }
 
-/// Parses a command line.
+/// Parses a command line. An error says what can be given instead.
 fn parse(words: impl IntoIterator<Item: Into<OsString> + Clone>) -> clap::error::Result<Cli> {
-    Cli::try_parse_from(words).map_err(|mut error| {
-        let strings = |value: Option<&ContextValue>| match value {
-            Some(ContextValue::Strings(strings)) => strings.clone(),
-            Some(ContextValue::String(string)) => vec![string.clone()],
-            _ => Vec::new(),
-        };
-        // Commands that the help hides are of no use by hand.
-        let mut commands = strings(error.get(ContextKind::SuggestedSubcommand));
-        commands.retain(|name| !Cli::command().find_subcommand(name).is_some_and(clap::Command::is_hide_set));
-        if !commands.is_empty() {
-            error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(commands));
-        } else if error.get(ContextKind::SuggestedSubcommand).is_some() {
-            error.remove(ContextKind::SuggestedSubcommand);
-        }
-        // It finds --address similar to --max-restarts, and has it in the usage.
-        let (given, similar) = (strings(error.get(ContextKind::InvalidArg)), strings(error.get(ContextKind::SuggestedArg)));
-        let is_far = |(given, similar): (&String, &String)| {
-            kolo::settings::nearest_of(given.trim_matches('-'), &[similar.trim_matches('-')]).is_none()
-        };
-        if given.first().zip(similar.first()).is_some_and(is_far) {
-            error.remove(ContextKind::SuggestedArg);
-            error.remove(ContextKind::Usage);
-        }
-        // clap's measure counts equal beginnings more than equal letters.
-        let (given, known) = (strings(error.get(ContextKind::InvalidValue)), strings(error.get(ContextKind::ValidValue)));
-        let known: Vec<&str> = known.iter().map(String::as_str).collect();
-        if let Some(nearest) = given.first().and_then(|given| kolo::settings::nearest_of(given, &known)) {
-            error.insert(ContextKind::SuggestedValue, ContextValue::String(nearest.to_owned()));
-        }
-        error
+    let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
+    Cli::try_parse_from(&words).map_err(|error| {
+        let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        explain(error, &words)
     })
+}
+
+/// Adds to an error what its command line was probably meant to be.
+fn explain(mut error: clap::Error, words: &[String]) -> clap::Error {
+    let strings = |value: Option<&ContextValue>| match value {
+        Some(ContextValue::Strings(strings)) => strings.clone(),
+        Some(ContextValue::String(string)) => vec![string.clone()],
+        _ => Vec::new(),
+    };
+    // Commands that the help hides are of no use by hand.
+    let mut commands = strings(error.get(ContextKind::SuggestedSubcommand));
+    commands.retain(|name| !Cli::command().find_subcommand(name).is_some_and(clap::Command::is_hide_set));
+    if !commands.is_empty() {
+        error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(commands));
+    } else if error.get(ContextKind::SuggestedSubcommand).is_some() {
+        error.remove(ContextKind::SuggestedSubcommand);
+    }
+    let command = words.get(1).map_or("", String::as_str);
+    let (given, similar) = (strings(error.get(ContextKind::InvalidArg)), strings(error.get(ContextKind::SuggestedArg)));
+    // Other launchers have long options with one dash, of which clap reads the first letter: `-h` of
+    // `-hostfile` is the help.
+    let letter = if error.kind() == ErrorKind::DisplayHelp { Some("-h") } else { given.first().map(String::as_str) };
+    let is_whole = |word: &&String| letter.is_some_and(|letter| letter.len() == 2 && word.len() > 2 && word.starts_with(letter));
+    let whole =
+        words.iter().take_while(|word| *word != "--").find(is_whole).filter(|word| foreign::advice(command, word).is_some());
+    let option = whole.or(given.first());
+    if let Some(advice) = option.and_then(|option| foreign::advice(command, option)) {
+        let mut unknown = clap::Error::new(ErrorKind::UnknownArgument).with_cmd(&Cli::command());
+        unknown.insert(ContextKind::InvalidArg, ContextValue::String(option.cloned().unwrap_or_default()));
+        unknown.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![advice.into()]));
+        return unknown;
+    }
+    // clap finds --address similar to --max-restarts, and has it in the usage.
+    let is_far = |(given, similar): (&String, &String)| {
+        kolo::settings::nearest_of(given.trim_matches('-'), &[similar.trim_matches('-')]).is_none()
+    };
+    if given.first().zip(similar.first()).is_some_and(is_far) {
+        error.remove(ContextKind::SuggestedArg);
+        error.remove(ContextKind::Usage);
+    }
+    // Says which option needs the missing one: each of those under the heading of that.
+    if let (ErrorKind::MissingRequiredArgument, [missing]) = (error.kind(), &given[..]) {
+        let missing = missing.split(' ').next().unwrap_or_default();
+        let mut all = Cli::command();
+        all.build();
+        let options = all.find_subcommand(command).into_iter().flat_map(clap::Command::get_arguments);
+        let under = options.filter(|option| option.get_help_heading() == Some(&*format!("With {missing}")));
+        let names: Vec<String> = under.filter_map(|option| Some(format!("--{}", option.get_long()?))).collect();
+        let is_name = |word: &&String| names.iter().any(|name| word.split('=').next() == Some(name));
+        if let Some(option) = words.iter().find(is_name) {
+            let option = option.split('=').next().unwrap_or_default();
+            let problem = format!("{option} needs {missing}");
+            return all
+                .find_subcommand_mut(command)
+                .map_or(error, |command| command.error(ErrorKind::MissingRequiredArgument, problem));
+        }
+    }
+    // clap's measure counts equal beginnings more than equal letters.
+    let (given, known) = (strings(error.get(ContextKind::InvalidValue)), strings(error.get(ContextKind::ValidValue)));
+    let known: Vec<&str> = known.iter().map(String::as_str).collect();
+    if let Some(nearest) = given.first().and_then(|given| kolo::settings::nearest_of(given, &known)) {
+        error.insert(ContextKind::SuggestedValue, ContextValue::String(nearest.to_owned()));
+    }
+    error
+}
+
+/// Why a command fails.
+enum Failure {
+    /// Its arguments contradict each other, or are out of range.
+    Usage(String),
+    Other(String),
+}
+
+impl From<String> for Failure {
+    fn from(problem: String) -> Failure {
+        Failure::Other(problem)
+    }
+}
+
+impl Failure {
+    /// Reports it. Returns the exit status.
+    fn report(self) -> ExitCode {
+        let (code, problem) = match self {
+            Failure::Usage(problem) => (ExitCode::from(2), problem),
+            Failure::Other(problem) => (ExitCode::FAILURE, problem),
+        };
+        complain(&format!("kolo: {problem}"));
+        code
+    }
 }
 
 /// Checks the arguments of a command of this program that `ranks` ranks are to run, so that one
@@ -113,10 +177,7 @@ fn check_command(words: &[OsString], ranks: usize, is_here: bool) -> Result<(), 
     let cli = parse([&this].into_iter().chain(words)).map_err(|error| show(&error))?;
     let Command::Bench(args) = &cli.command else { return Ok(()) };
     let files = || if is_here { args.check_files() } else { Ok(()) };
-    args.check(ranks).and_then(|()| files()).map_err(|problem| {
-        complain(&format!("kolo: {problem}"));
-        ExitCode::FAILURE
-    })
+    args.check(ranks).map_err(Failure::Usage).and_then(|()| files()).map_err(Failure::report)
 }
 
 /// Runs the program with the arguments of this process. Returns its exit status.
@@ -169,9 +230,9 @@ fn command(cli: Cli) -> ExitCode {
         Command::Doctor(args) => return doctor::doctor(&args),
         Command::Soak(args) => return soak::soak(&args),
         Command::Trace(args) => trace::trace(&args),
-        Command::Top(args) => top::top(&args),
+        Command::Top(args) => top::top(&args).map_err(Failure::Other),
         Command::Compare(args) => return ended(compare::compare(&args)),
-        Command::Compete(args) => compare::compete(&args),
+        Command::Compete(args) => compare::compete(&args).map_err(Failure::Other),
     };
     ended(result.map(|()| None))
 }
@@ -191,17 +252,14 @@ fn warn_of_unknown_variables() {
 }
 
 /// Returns the exit status of a command that has ended, by a signal or by itself.
-fn ended(result: Result<Option<Signal>, String>) -> ExitCode {
+fn ended(result: Result<Option<Signal>, Failure>) -> ExitCode {
     match result {
         Ok(None) => ExitCode::SUCCESS,
         Ok(Some(signal)) => {
             complain(&format!("kolo: stopped by {signal}"));
             process::exit(signal.exit_code())
         }
-        Err(error) => {
-            complain(&format!("kolo: {error}"));
-            ExitCode::FAILURE
-        }
+        Err(failure) => failure.report(),
     }
 }
 

@@ -43,6 +43,13 @@ pub(crate) fn show_bytes(bytes: u64) -> String {
     format!("{value:.1} TiB")
 }
 
+/// Says which sizes are measured in place of those that were asked for, if they are not the same.
+pub(crate) fn show_rounded(asked: &[u64], measured: impl IntoIterator<Item = u64>) -> Option<String> {
+    let pairs = asked.iter().zip(measured).filter(|(asked, measured)| *asked != measured);
+    let pairs: Vec<String> = pairs.map(|(asked, measured)| format!("{asked} is measured as {measured}")).collect();
+    (!pairs.is_empty()).then(|| format!("bytes, in whole elements: {}", pairs.join(", ")))
+}
+
 /// Returns a time with its unit: `12.3 us`.
 pub(crate) fn show_seconds(seconds: f64) -> String {
     match seconds {

@@ -69,8 +69,8 @@ pub(crate) use file::{
 };
 pub(crate) use fork::{between_forks, count_forks, forks, forks_seen};
 pub(crate) use helper::{Helper, by_deadline, resolve};
+pub use new_file::{Destination, write_file, write_file_or_device};
 pub(crate) use new_file::{make_folder, open_regular};
-pub use new_file::{write_file, write_file_or_device};
 #[cfg(all(feature = "cuda", any(not(target_os = "linux"), miri)))]
 pub(crate) use no_lent_file::{BorrowedFile, LentFile, can_lend_files};
 #[cfg(all(test, target_os = "linux", not(miri), not(kolo_posix)))]

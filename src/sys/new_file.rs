@@ -3,7 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::above_standard;
 
@@ -14,31 +14,85 @@ use super::above_standard;
 /// The name under which the file is written is random and new, and a file of that name was not
 /// there before. So no other user can have it written to another place, or open it.
 pub fn write_file(path: &Path, content: &[u8]) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let part = folder.join(format!(".kolo-{:016x}.part", getrandom::u64().map_err(io::Error::other)?));
+    let part = part_of(path)?;
     let mut file = create(&part)?;
     // A network file system may report an error of the write when the file is closed.
     let written = file.write_all(content).and_then(|()| super::close(file)).and_then(|()| std::fs::rename(&part, path));
     written.inspect_err(|_| _ = std::fs::remove_file(&part))
 }
 
+/// Returns a new path for a part of a file, in its folder.
+fn part_of(path: &Path) -> io::Result<PathBuf> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok(folder.join(format!(".kolo-{:016x}.part", getrandom::u64().map_err(io::Error::other)?)))
+}
+
 /// As [`write_file`], but writes to the device or pipe that is at the path, if there is one, such as
 /// `/dev/stdout`. Without a reader, a pipe is an error. If it is full, this waits for its reader.
 pub fn write_file_or_device(path: &Path, content: &[u8]) -> io::Result<()> {
+    match open_device(path)? {
+        Some(mut device) => device.write_all(content),
+        None => write_file(path, content),
+    }
+}
+
+/// Where a file will be written after work that takes long, so that the work is not lost.
+#[derive(Debug)]
+pub struct Destination {
+    path: PathBuf,
+    device: Option<File>,
+}
+
+impl Destination {
+    /// Opens the device or pipe that is at the path. If there is none, tries whether its folder takes a
+    /// new file.
+    pub fn open(path: &Path) -> io::Result<Destination> {
+        let device = open_device(path)?;
+        if device.is_none() {
+            let part = part_of(path)?;
+            drop(create(&part)?);
+            std::fs::remove_file(part)?;
+        }
+        Ok(Destination { path: path.to_owned(), device })
+    }
+
+    /// Writes as [`write_file_or_device`].
+    pub fn write(self, content: &[u8]) -> io::Result<()> {
+        match self.device {
+            Some(mut device) => device.write_all(content),
+            None => write_file(&self.path, content),
+        }
+    }
+}
+
+/// Opens the device or pipe that is at the path, if there is one. A pipe without a reader is an error.
+fn open_device(path: &Path) -> io::Result<Option<File>> {
     if !path.metadata().is_ok_and(|there| !there.is_file() && !there.is_dir()) {
-        return write_file(path, content);
+        return Ok(None);
     }
     let mut options = OpenOptions::new();
     options.write(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK | libc::O_NOCTTY);
-    let mut file = above_standard(|| options.open(path))?;
+    let file = above_standard(|| options.open(path)).map_err(|error| without_reader(path, error))?;
     if file.metadata()?.is_file() {
         return Err(io::Error::other("it was a device or a pipe, and is a file now"));
     }
     #[cfg(unix)]
     rustix::fs::fcntl_setfl(&file, rustix::fs::fcntl_getfl(&file)? - rustix::fs::OFlags::NONBLOCK)?;
-    file.write_all(content)
+    Ok(Some(file))
+}
+
+/// Says of a pipe that it has no reader. The system only says that there is no such device.
+fn without_reader(path: &Path, error: io::Error) -> io::Error {
+    #[cfg(unix)]
+    if error.raw_os_error() == Some(libc::ENXIO)
+        && path.metadata().is_ok_and(|there| std::os::unix::fs::FileTypeExt::is_fifo(&there.file_type()))
+    {
+        return io::Error::other("no process reads this pipe");
+    }
+    _ = path;
+    error
 }
 
 /// Creates a regular file that only this user can open, where there is nothing, not even a symbolic
@@ -78,7 +132,6 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
 #[cfg(all(test, unix, not(miri)))]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
-    use std::path::PathBuf;
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
@@ -168,6 +221,23 @@ mod tests {
         let file = folder.0.join("file");
         write_file_or_device(&file, b"ours").unwrap();
         assert_eq!(std::fs::read(&file).unwrap(), b"ours");
+    }
+
+    #[test]
+    fn a_destination_is_tried_before_it_is_written() {
+        let folder = Folder::new("destination");
+        assert!(Destination::open(&folder.0.join("absent/file")).is_err());
+        let pipe = folder.pipe("pipe");
+        let there = pipe.clone();
+        let error = in_time(move || Destination::open(&there).err()).unwrap();
+        assert_eq!(error.to_string(), "no process reads this pipe");
+        let former = folder.0.join("former");
+        std::fs::write(&former, "theirs").unwrap();
+        let destination = Destination::open(&former).unwrap();
+        assert_eq!(std::fs::read(&former).unwrap(), b"theirs");
+        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 2, "a partial file is left");
+        destination.write(b"ours").unwrap();
+        assert_eq!(std::fs::read(&former).unwrap(), b"ours");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use kolo::{Algorithm, Builder, Communicator, CopyMode, DType, FlagLayout, Reduce
 use super::device::{self, Place};
 use super::operation::Operation;
 use crate::names::{named, none};
-use crate::{files, units};
+use crate::{Failure, files, units};
 
 /// Arguments of `kolo bench`.
 #[derive(ClapArgs)]
@@ -17,22 +17,22 @@ pub(crate) struct Args {
     /// The operation
     pub(super) op: Operation,
     /// Smallest size: 8, 4K, 1M
-    #[arg(short = 'b', long = "min-bytes", value_parser = units::bytes, default_value = "8", value_name = "SIZE")]
+    #[arg(short = 'b', long = "min-bytes", alias = "minbytes", value_parser = units::bytes, default_value = "8", value_name = "SIZE")]
     pub(super) min: u64,
     /// Largest size
-    #[arg(short = 'e', long = "max-bytes", value_parser = units::bytes, default_value = "64M", value_name = "SIZE")]
+    #[arg(short = 'e', long = "max-bytes", alias = "maxbytes", value_parser = units::bytes, default_value = "64M", value_name = "SIZE")]
     pub(super) max: u64,
     /// Factor between sizes
-    #[arg(short = 'f', long, value_parser = clap::value_parser!(u64).range(2..), default_value = "2")]
+    #[arg(short = 'f', long, alias = "stepfactor", value_parser = clap::value_parser!(u64).range(2..), default_value = "2")]
     pub(super) factor: u64,
     /// These sizes instead: 8,4K,1M
     #[arg(long, value_parser = units::bytes, value_delimiter = ',', conflicts_with_all = ["min", "max", "factor"], value_name = "SIZES")]
     pub(super) sizes: Vec<u64>,
     /// Element type. For bool and floats of 8 bits, u8 moves the same bytes
-    #[arg(short = 'd', long, default_value = "f32", value_parser = named(DType::ALL, DType::name, is_not_measured))]
+    #[arg(short = 'd', long, alias = "datatype", default_value = "f32", value_parser = named(DType::ALL, DType::name, is_not_measured))]
     pub(super) dtype: DType,
     /// Reduction
-    #[arg(short = 'o', long, default_value = "sum", value_parser = named(ReduceOp::ALL, ReduceOp::name, none))]
+    #[arg(short = 'o', long, alias = "op", default_value = "sum", value_parser = named(ReduceOp::ALL, ReduceOp::name, none))]
     pub(super) redop: ReduceOp,
     /// Root of operations that have one
     #[arg(short = 'r', long, default_value = "0")]
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     pub(super) iters: Option<u32>,
     /// Samples before the measured ones [default: a quarter of their number, at most 5]. If
     /// --iters is not given, at least one
-    #[arg(short = 'w', long)]
+    #[arg(short = 'w', long, alias = "warmup_iters")]
     pub(super) warmup: Option<u32>,
     /// Also measure out of place, and print the columns of nccl-tests
     #[arg(long)]
@@ -114,7 +114,7 @@ impl Args {
     }
 
     /// Returns an error if the files cannot be written on this machine.
-    pub(crate) fn check_files(&self) -> Result<(), String> {
+    pub(crate) fn check_files(&self) -> Result<(), Failure> {
         files::check(self.json.as_deref(), self.plot.as_deref())
     }
 

@@ -13,11 +13,14 @@ mod table;
 
 use kolo::{Communicator, DType, ReduceOp, bf16, f16};
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::files::Output;
 use crate::interrupt::Interrupt;
 use crate::run::process::Signal;
-use crate::{files, is_read};
+use crate::units::show_rounded;
+use crate::{Failure, is_read};
 pub(crate) use arguments::Args;
 use measure::{Figures, Measured, Plan};
 use pattern::Pattern;
@@ -27,11 +30,12 @@ use report::{Report, Row};
 const MOST: Duration = Duration::from_secs(5);
 
 /// Measures. Returns the signal that ended the measurement, if one did.
-pub(crate) fn bench(args: &Args) -> Result<Option<Signal>, String> {
-    args.check(usize::MAX)?;
+pub(crate) fn bench(args: &Args) -> Result<Option<Signal>, Failure> {
+    args.check(usize::MAX).map_err(Failure::Usage)?;
     args.check_files()?;
     let comm = args.connect().map_err(|error| error.to_string())?;
-    args.check(comm.world_size())?;
+    args.check(comm.world_size()).map_err(Failure::Usage)?;
+    let Some([json, plot]) = open(args, &comm)? else { return Ok(None) };
     // All rows but that of a long measurement have been printed by then.
     let interrupt = Interrupt::watch(Some(MOST), || {})?;
     let report = match args.dtype {
@@ -55,14 +59,24 @@ pub(crate) fn bench(args: &Args) -> Result<Option<Signal>, String> {
     if comm.rank() != 0 {
         return Ok(interrupt.signal());
     }
-    if let Some(file) = &args.json {
-        files::write_json(file, &report)?;
+    if let Some(json) = json {
+        json.write_json(&report)?;
     }
-    if let Some(file) = &args.plot {
-        plot::draw(&report, file).map_err(|error| format!("{} cannot be drawn: {error}", file.display()))?;
+    if let Some(plot) = plot {
+        plot::draw(&report, plot).map_err(|error| format!("the plot cannot be drawn: {error}"))?;
     }
     let wrong: u64 = report.rows.iter().flat_map(Row::lines).filter_map(|line| line.wrong).sum();
-    if wrong > 0 { Err(format!("{wrong} elements were wrong")) } else { Ok(interrupt.signal()) }
+    if wrong > 0 { Err(format!("{wrong} elements were wrong").into()) } else { Ok(interrupt.signal()) }
+}
+
+/// Opens the files of figures on rank 0. If that fails, rank 0 reports why, and the other ranks have
+/// nothing to measure.
+fn open(args: &Args, comm: &Communicator) -> Result<Option<[Option<Output>; 2]>, Failure> {
+    let open = |file: &Option<PathBuf>| Output::open(file.as_deref().filter(|_| comm.rank() == 0));
+    let opened = open(&args.json).and_then(|json| Ok([json, open(&args.plot)?]));
+    let mut has_failed = [opened.is_err()];
+    comm.all_reduce(&mut has_failed, ReduceOp::Max).map_err(|error| error.to_string())?;
+    Ok(Some(opened?).filter(|_| !has_failed[0]))
 }
 
 fn bench_typed<T: Pattern>(args: &Args, comm: &Communicator, interrupt: &Interrupt) -> kolo::Result<Report> {
@@ -75,7 +89,8 @@ fn bench_typed<T: Pattern>(args: &Args, comm: &Communicator, interrupt: &Interru
     }
     let mut memory = measure::Memory::<T>::new(comm, &plans, args)?;
     if is_rank_0 {
-        table::head(&report, args);
+        let rounded = show_rounded(&args.sizes, plans.iter().map(|plan| plan.bytes));
+        table::head(&report, args, rounded.as_deref());
     }
     for plan in &plans {
         // All ranks end together, when one got a signal or rank 0 has no reader.

@@ -1,20 +1,20 @@
 //! Bandwidth and latency against size, as SVG.
 
 use std::error::Error;
-use std::path::Path;
 
 use super::report::{Line, Report};
 use crate::chart::{self, COLOURS, Curve};
+use crate::files::Output;
 use crate::units::count;
 
-pub(super) fn draw(report: &Report, file: &Path) -> Result<(), Box<dyn Error>> {
+pub(super) fn draw(report: &Report, output: Output) -> Result<(), Box<dyn Error>> {
     let title = format!("{}, {}, {}, {}", report.op, count(report.ranks, "rank"), report.transport, report.dtype);
     // The bandwidth at the median time, so that both panels show the same samples.
     let bandwidth = |line: &Line| line.busbw_gbs * line.mean_us / line.p50_us.max(f64::MIN_POSITIVE);
     // A barrier, for example, has no bandwidth.
     let panels =
         [("bus bandwidth (GB/s)", curves(report, bandwidth)), ("latency, median (us)", curves(report, |line| line.p50_us))];
-    chart::draw(&title, &panels, file)
+    chart::draw(&title, &panels, output)
 }
 
 /// Returns the points of both forms that logarithmic axes can show.

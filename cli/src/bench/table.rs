@@ -33,7 +33,7 @@ fn start(is_wide: bool, [size, count, dtype, redop, root]: [&str; 5]) -> String 
     if is_wide { format!("{size:>11} {count:>11} {dtype:>5} {redop:>7} {root:>4} ") } else { format!("{size:>10} ") }
 }
 
-pub(super) fn head(report: &Report, args: &Args) {
+pub(super) fn head(report: &Report, args: &Args, rounded: Option<&str>) {
     let Report { ranks, hosts, transport, .. } = report;
     let registered = if args.registered { ", registered buffers" } else { "" };
     let (ranks, hosts) = (count(*ranks, "rank"), count(*hosts, "host"));
@@ -45,6 +45,7 @@ pub(super) fn head(report: &Report, args: &Args) {
     let forms: Vec<&str> = args.forms().into_iter().map(|in_place| if in_place { "in-place" } else { "out-of-place" }).collect();
     let more = if args.wide { "" } else { " (--wide: more)" };
     remark(&format!("{}{more}; times: the mean of a loop of calls, slowest rank", forms.join(" and ")));
+    rounded.into_iter().for_each(remark);
     say("#");
     let over = |text: &dyn Fn(&str) -> String| forms.iter().map(|form| text(form)).collect::<Vec<_>>().join("  ");
     if args.wide {

@@ -3,27 +3,33 @@
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
+use clap::builder::PossibleValuesParser;
 
+use super::contestant::Contestant;
 use crate::bench::operation::Operation;
+use crate::names::{named, none};
 use crate::units::bytes;
 
 /// Arguments of `kolo compare`. The program installs nothing: it names a missing library and how to
 /// install it.
 #[derive(ClapArgs)]
 pub(crate) struct Args {
-    /// What to compare: all_reduce, broadcast, barrier, all_gather, reduce_scatter or all_to_all,
-    /// of f32, summed; in_flight: ten nonblocking all-reduces at once; overlap: what a computation
+    /// What to compare: an operation, of f32, summed; in_flight: ten nonblocking all-reduces at once; overlap: what a computation
     /// does not hide of a nonblocking all-reduce; ping_pong: half of a round trip of two messages;
     /// bandwidth: one of 64 messages in a row; start: from the start of the launcher to the end of
     /// the last rank, with one barrier
-    #[arg(default_value = "all_reduce", value_parser = task, value_name = "OP")]
+    #[arg(default_value = "all_reduce", value_parser = named(&TASKS, Task::name, none), value_name = "OP")]
     pub(super) task: Task,
     /// How many ranks of each contestant
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(2..=256), default_value = "2")]
     pub(super) ranks: u32,
-    /// The other contestants: gloo, openmpi, mpich, bounds, deepspeed, or one of kolo-registered,
-    /// kolo-bf16, kolo-tcp, openmpi-tcp, mpich-tcp, copy, stream, scale, exchange, roundtrip, futex
-    #[arg(long = "with", value_delimiter = ',', default_value = "gloo,openmpi,mpich,bounds")]
+    /// The other contestants; bounds are those of the machine for this operation
+    #[arg(
+        long = "with",
+        value_delimiter = ',',
+        default_value = "gloo,openmpi,mpich,bounds",
+        value_parser = PossibleValuesParser::new(Contestant::names())
+    )]
     pub(super) with: Vec<String>,
     /// Use TCP inside the host too
     #[arg(long)]
@@ -41,7 +47,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE.svg")]
     pub(super) plot: Option<PathBuf>,
     /// Draw the bounds, too
-    #[arg(long, requires = "plot")]
+    #[arg(long, requires = "plot", help_heading = "With --plot")]
     pub(super) plot_bounds: bool,
 }
 
@@ -75,17 +81,18 @@ pub(super) const MESSAGES: u32 = 64;
 use Subject::{Bandwidth, InFlight, Overlap, PingPong};
 
 /// All of them: other operations cannot be compared.
-const SUBJECTS: [Subject; 10] = [
-    Subject::Operation(Operation::AllReduce),
-    Subject::Operation(Operation::Broadcast),
-    Subject::Operation(Operation::Barrier),
-    Subject::Operation(Operation::AllGather),
-    Subject::Operation(Operation::ReduceScatter),
-    Subject::Operation(Operation::AllToAll),
-    InFlight,
-    Overlap,
-    PingPong,
-    Bandwidth,
+const TASKS: [Task; 11] = [
+    Task::Question(Subject::Operation(Operation::AllReduce)),
+    Task::Question(Subject::Operation(Operation::Broadcast)),
+    Task::Question(Subject::Operation(Operation::Barrier)),
+    Task::Question(Subject::Operation(Operation::AllGather)),
+    Task::Question(Subject::Operation(Operation::ReduceScatter)),
+    Task::Question(Subject::Operation(Operation::AllToAll)),
+    Task::Question(InFlight),
+    Task::Question(Overlap),
+    Task::Question(PingPong),
+    Task::Question(Bandwidth),
+    Task::Start,
 ];
 
 impl Subject {
@@ -100,7 +107,10 @@ impl Subject {
     }
 
     pub(super) fn from_name(name: &str) -> Option<Subject> {
-        SUBJECTS.into_iter().find(|subject| subject.name() == name)
+        TASKS.into_iter().find_map(|task| match task {
+            Task::Question(subject) if subject.name() == name => Some(subject),
+            _ => None,
+        })
     }
 
     /// How many operations one call consists of. Times are those of one operation.
@@ -140,12 +150,4 @@ impl Task {
     pub(super) fn has_sizes(self) -> bool {
         !matches!(self, Task::Start | Task::Question(Subject::Operation(Operation::Barrier)))
     }
-}
-
-fn task(text: &str) -> Result<Task, String> {
-    let known = || SUBJECTS.into_iter().map(Task::Question).chain([Task::Start]);
-    known().find(|task| task.name() == text).ok_or_else(|| {
-        let names: Vec<_> = known().map(Task::name).collect();
-        format!("{text} cannot be compared; these can: {}", names.join(", "))
-    })
 }

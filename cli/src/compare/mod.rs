@@ -17,12 +17,13 @@ mod system;
 use std::time::Instant;
 
 use crate::bench::operation::Operation;
+use crate::files::{self, Output};
 use crate::interrupt::Interrupt;
 use crate::progress::{Progress, left};
 use crate::run::process::Signal;
 use crate::table::remark;
-use crate::units::count;
-use crate::{files, is_read};
+use crate::units::{count, show_rounded};
+use crate::{Failure, is_read};
 use arena::{Arena, Folder, Question, place};
 use arguments::{Subject, Task};
 use busy::Busy;
@@ -37,19 +38,19 @@ const SIZES: [u64; 6] = [8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 64 << 20];
 
 /// Compares. Returns the signal that ended the comparison, if one did: then the report has the rounds
 /// until then.
-pub(crate) fn compare(args: &Args) -> Result<Option<Signal>, String> {
+pub(crate) fn compare(args: &Args) -> Result<Option<Signal>, Failure> {
     files::check(args.json.as_deref(), args.plot.as_deref())?;
     if !args.task.has_sizes() && !args.sizes.is_empty() {
-        return Err(format!("{} has no sizes", args.task.name()));
+        return Err(Failure::Usage(format!("{} has no sizes", args.task.name())));
     }
     if matches!(args.task, Task::Question(subject) if subject.is_messages()) && args.ranks != 2 {
-        return Err(format!("{} is between 2 ranks", args.task.name()));
+        return Err(Failure::Usage(format!("{} is between 2 ranks", args.task.name())));
     }
     let mut contestants = vec![if args.tcp { Contestant::KoloTcp } else { Contestant::Kolo }];
     // The bounds would stretch the axes of a plot.
     let mut undrawn = Vec::new();
     for name in &args.with {
-        for contestant in Contestant::named(name, args.tcp, args.task)? {
+        for contestant in Contestant::named(name, args.tcp, args.task).map_err(Failure::Usage)? {
             if name == "bounds" && !args.plot_bounds {
                 undrawn.push(contestant);
             } else {
@@ -60,6 +61,7 @@ pub(crate) fn compare(args: &Args) -> Result<Option<Signal>, String> {
             }
         }
     }
+    let (json, plot) = (Output::open(args.json.as_deref())?, Output::open(args.plot.as_deref())?);
     // From now on, a signal ends the comparison in order, so that its folder is removed.
     let path = Folder::new_path()?;
     let removed = path.clone();
@@ -77,11 +79,11 @@ pub(crate) fn compare(args: &Args) -> Result<Option<Signal>, String> {
         return Ok(signal);
     }
     report.print();
-    if let Some(file) = &args.json {
-        files::write_json(file, &report)?;
+    if let Some(json) = json {
+        json.write_json(&report)?;
     }
-    if let Some(file) = &args.plot {
-        report.draw(file, &undrawn).map_err(|error| format!("{} cannot be drawn: {error}", file.display()))?;
+    if let Some(plot) = plot {
+        report.draw(plot, &undrawn).map_err(|error| format!("the plot cannot be drawn: {error}"))?;
     }
     Ok(signal)
 }
@@ -155,6 +157,9 @@ fn operate(run: &Run<'_>, folder: Folder, subject: Subject, contestants: Vec<Con
         _ => &args.sizes,
     };
     let sizes: Vec<usize> = sizes.iter().map(|&size| subject.bytes(size, ranks)).collect();
+    if subject != Subject::Operation(Operation::Barrier) {
+        show_rounded(&args.sizes, sizes.iter().map(|&size| size as u64)).iter().for_each(|rounded| remark(rounded));
+    }
     let contestants = arena.contestants();
     let mut samples: Vec<Vec<Samples>> = Vec::new();
     samples.resize_with(sizes.len(), || contestants.iter().map(|_| Samples::default()).collect());

@@ -1,18 +1,22 @@
 //! The figures of a comparison.
 
 use std::error::Error;
-use std::path::Path;
 
 use serde::Serialize;
 
 use super::contestant::Contestant;
 use crate::bench::measure::percentile;
 use crate::chart::{self, Curve};
+use crate::files::Output;
 use crate::table::{Side, Table, remark};
 use crate::units::show_bytes;
 
 /// From how many processors on the report says that other programs use them.
 const BUSY: f64 = 0.2;
+
+/// The most rounds without a middle half: the first one only finds out how long a call takes, and three
+/// have less than a half between their outer ones.
+const HALVED: usize = 4;
 
 /// The times of one contestant at one size, in seconds, sorted within each round.
 #[derive(Default)]
@@ -112,10 +116,13 @@ impl Report {
     }
 
     pub(super) fn print(&self) {
-        remark(
-            "times in us. ratio: in each round, a contestant's median time divided by kolo's; the median over the rounds, and \
-             the middle half of them. The machine changes between rounds, so it is not the ratio of two p50",
-        );
+        // A few rounds have no middle half.
+        let has_half = self.rows.iter().all(|row| row.rounds > HALVED);
+        let half = if has_half { ", and the middle half of them" } else { "" };
+        remark(&format!(
+            "times in us. ratio: in each round, a contestant's median time divided by kolo's; the median over the rounds{half}. \
+             The machine changes between rounds, so it is not the ratio of two p50",
+        ));
         if let Some(processors) = self.busy_processors.filter(|processors| *processors >= BUSY) {
             let all = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
             remark(&format!(
@@ -123,14 +130,16 @@ impl Report {
                  machine, and ratios vary"
             ));
         }
-        let mut table = Table::new(&[
+        let columns = [
             ("size", Side::Right),
             ("contestant", Side::Left),
             ("p50", Side::Right),
             ("p99", Side::Spare),
             ("ratio", Side::Right),
             ("middle half", Side::Right),
-        ]);
+        ];
+        let shown = if has_half { columns.len() } else { columns.len() - 1 };
+        let mut table = Table::new(&columns[..shown]);
         for row in &self.rows {
             for (i, times) in row.contestants.iter().enumerate() {
                 // An operation without a size has one row, of size 0.
@@ -138,14 +147,16 @@ impl Report {
                 let Times { name, p50_us, p99_us, ratio, ratio_p25, ratio_p75, .. } = times;
                 let half = if i == 0 { String::new() } else { format!("{ratio_p25:.2}-{ratio_p75:.2}") };
                 let numbers = [p50_us, p99_us, ratio].map(|number| format!("{number:.2}"));
-                table.add([vec![size, (*name).to_owned()], numbers.to_vec(), vec![half]].concat());
+                let mut cells = [vec![size, (*name).to_owned()], numbers.to_vec(), vec![half]].concat();
+                cells.truncate(shown);
+                table.add(cells);
             }
         }
         table.say(false);
     }
 
     /// Draws the times and ratios of all contestants but those that are `hidden`.
-    pub(super) fn draw(&self, file: &Path, hidden: &[Contestant]) -> Result<(), Box<dyn Error>> {
+    pub(super) fn draw(&self, output: Output, hidden: &[Contestant]) -> Result<(), Box<dyn Error>> {
         let title = format!("{}, {} ranks, f32{}", self.op, self.ranks, if self.tcp { ", TCP" } else { "" });
         let curves = |value: fn(&Times) -> f64| -> Vec<Curve> {
             let count = self.rows.first().map_or(0, |row| row.contestants.len());
@@ -160,6 +171,6 @@ impl Report {
         };
         let panels =
             [("latency, median (us)", curves(|times| times.p50_us)), ("time divided by kolo's", curves(|times| times.ratio))];
-        chart::draw(&title, &panels, file)
+        chart::draw(&title, &panels, output)
     }
 }

@@ -11,9 +11,9 @@ use kolo::settings::{BANDWIDTH, bandwidth, selection_of_environment, topology_of
 use kolo::{Algorithm, Op};
 
 use crate::names::{named, none};
-use crate::say;
 use crate::table::{Side, Table, say_prose};
 use crate::units::{bytes, count, duration, show_bytes, show_seconds};
+use crate::{Failure, say};
 
 /// Arguments of `kolo plan`.
 #[derive(ClapArgs)]
@@ -73,9 +73,9 @@ fn gigabytes(text: &str) -> Result<f64, String> {
     bandwidth(text.trim()).ok_or_else(|| BANDWIDTH.to_owned())
 }
 
-pub(crate) fn plan(args: &Args) -> Result<(), String> {
+pub(crate) fn plan(args: &Args) -> Result<(), Failure> {
     if args.hosts > args.ranks {
-        return Err(format!("{} ranks cannot be on {} hosts", args.ranks, args.hosts));
+        return Err(Failure::Usage(format!("{} ranks cannot be on {} hosts", args.ranks, args.hosts)));
     }
     let (algorithm, mut model) = selection_of_environment().map_err(|error| error.to_string())?;
     let algorithm = args.algorithm.or(algorithm);
@@ -92,11 +92,11 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
     let (ranks, hosts) = (args.ranks as usize, args.hosts as usize);
     let mut layout = Layout::even(ranks, if args.no_windows { ranks } else { hosts });
     layout.windows &= !args.no_windows;
-    let layout = args.simulation.in_racks(layout, &mut model, args.measured)?;
+    let layout = args.simulation.in_racks(layout, &mut model, args.measured).map_err(Failure::Usage)?;
     let bytes = if args.op == Op::Barrier { 0 } else { args.bytes };
-    let scenario = args.simulation.scenario(layout, model)?;
+    let scenario = args.simulation.scenario(layout, model).map_err(Failure::Usage)?;
     if let Some(folder) = &args.simulation.plots {
-        return plots::draw(&scenario, folder);
+        return Ok(plots::draw(&scenario, folder)?);
     }
 
     let found = candidates(args.op, bytes, layout, &model);
@@ -104,18 +104,21 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
         None => 0,
         Some(forced) => found.iter().position(|candidate| candidate.choice.algorithm == forced).ok_or_else(|| {
             let known: Vec<String> = found.iter().map(|candidate| candidate.choice.algorithm.to_string()).collect();
-            format!("{} has no {forced} here; it has {}", args.op, known.join(", "))
+            Failure::Usage(format!("{} has no {forced} here; it has {}", args.op, known.join(", ")))
         })?,
     };
-    let Some(winner) = found.get(chosen) else { return Err(format!("{} needs at least two ranks", args.op)) };
+    let Some(winner) = found.get(chosen) else {
+        return Err(Failure::Usage(format!("{} needs at least two ranks", args.op)));
+    };
 
     if args.simulation.json {
-        return if args.simulation.simulate {
-            simulate::print(&args.simulation, args.op, bytes, &found, &scenario, args.wide)
+        if args.simulation.simulate {
+            simulate::print(&args.simulation, args.op, bytes, &found, &scenario, args.wide)?;
         } else {
             let rows = found.iter().enumerate().map(|(i, candidate)| json(candidate, i == chosen)).collect();
-            simulate::print_json(args.op, bytes, &scenario, rows)
-        };
+            simulate::print_json(args.op, bytes, &scenario, rows)?;
+        }
+        return Ok(());
     }
     let size = if args.op == Op::Barrier { String::new() } else { format!(" of {}", show_bytes(bytes)) };
     let racks = if layout.racks > 1 { format!(" in {} racks (--racks)", layout.racks) } else { String::new() };
@@ -124,7 +127,7 @@ pub(crate) fn plan(args: &Args) -> Result<(), String> {
         say_prose(&format!("in a job, this host is at {path} ({source})"));
     }
     if args.simulation.simulate {
-        return simulate::print(&args.simulation, args.op, bytes, &found, &scenario, args.wide);
+        return Ok(simulate::print(&args.simulation, args.op, bytes, &found, &scenario, args.wide)?);
     }
     say_prose(&format!("{}{}", winner.choice, if algorithm.is_some() { " (forced)" } else { "" }));
     say_prose(&format!("  predicted time           {}", show_seconds(winner.seconds)));

@@ -6,6 +6,7 @@ use kolo::plan::{Candidate, Layout, Scenario, candidates, simulate};
 use kolo::{Algorithm, Op};
 
 use crate::chart::{self, COLOURS, Curve};
+use crate::files::Output;
 use crate::say;
 use crate::units::{show_bytes, show_seconds};
 
@@ -26,6 +27,10 @@ const SHOWN: [(Algorithm, &str); 5] = [
 pub(super) fn draw(scenario: &Scenario, folder: &Path) -> Result<(), String> {
     let Layout { ranks: most, hosts, windows, .. } = scenario.layout;
     let per_host = most / hosts;
+    // Before the simulations, which take long.
+    std::fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+    let open = |which| Output::open(Some(&folder.join(format!("{which}-{per_host}.svg"))));
+    let outputs = [open("small")?, open("large")?];
     let worlds: Vec<usize> = std::iter::successors(Some(2), |world| Some(2 * world)).take_while(|&world| world <= most).collect();
     // Beyond 1,024 ranks the curves are smooth, and simulations take seconds.
     let is_shown = |world: &usize| world / per_host >= 2 && (*world <= 1024 || world.ilog2().is_multiple_of(2));
@@ -60,18 +65,16 @@ pub(super) fn draw(scenario: &Scenario, folder: &Path) -> Result<(), String> {
         }
         say(&format!("| {world} | {} |", row.join(" | ")));
     }
-    std::fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
     let names = SIZES.map(|(bytes, unit, _)| format!("{}, time ({unit})", show_bytes(bytes)));
     for curves in &mut curves {
         curves.retain(|(_, _, points)| !points.is_empty());
     }
     let panels: Vec<(&str, Vec<Curve>)> = names.iter().map(String::as_str).zip(curves).collect();
     let axis = chart::Axis { name: "ranks", label: |ranks| format!("{ranks:.0}") };
-    for (panels, which) in panels.chunks(2).zip(["small", "large"]) {
-        let file = folder.join(format!("{which}-{per_host}.svg"));
+    for (panels, output) in panels.chunks(2).zip(outputs.into_iter().flatten()) {
         let on = if per_host == 1 { "one rank on each host".to_owned() } else { format!("{per_host} ranks on each host") };
-        chart::draw_over(&axis, &format!("all_reduce, simulated, {on}"), panels, &file)
-            .map_err(|error| format!("cannot draw {}: {error}", file.display()))?;
+        chart::draw_over(&axis, &format!("all_reduce, simulated, {on}"), panels, output)
+            .map_err(|error| format!("the plots cannot be drawn: {error}"))?;
     }
     Ok(())
 }

@@ -21,37 +21,37 @@ pub(super) struct SimulateArgs {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "1")]
     pub(super) racks: u32,
     /// How many times the bandwidth of a rack's uplink its hosts have together [default: 1]
-    #[arg(long, requires = "racks", value_parser = factor)]
+    #[arg(long, requires = "racks", help_heading = "With --racks", value_parser = factor)]
     oversubscription: Option<f64>,
     /// How much longer a message between racks takes [default: 0s]
-    #[arg(long, requires = "racks", value_parser = duration)]
+    #[arg(long, requires = "racks", help_heading = "With --racks", value_parser = duration)]
     rack_latency: Option<Duration>,
     /// A rank that calls later than the others: 3:5ms; can be given several times
-    #[arg(long, requires = "simulate", value_name = "RANK:TIME", value_parser = straggler)]
+    #[arg(long, requires = "simulate", help_heading = "With --simulate", value_name = "RANK:TIME", value_parser = straggler)]
     straggler: Vec<(Rank, f64)>,
     /// Make every rank late at random: the mean of an exponential distribution
-    #[arg(long, requires = "simulate", value_parser = duration, default_value = "0s")]
+    #[arg(long, requires = "simulate", help_heading = "With --simulate", value_parser = duration, default_value = "0s")]
     jitter: Duration,
     /// The seed of the jitter
-    #[arg(long, requires = "simulate", default_value = "0")]
+    #[arg(long, requires = "simulate", help_heading = "With --simulate", default_value = "0")]
     seed: u64,
     /// Bytes that an interface sends at once after a pause, as the bucket of a token bucket filter
-    #[arg(long, requires = "simulate", value_parser = bytes, default_value = "0")]
+    #[arg(long, requires = "simulate", help_heading = "With --simulate", value_parser = bytes, default_value = "0")]
     burst: u64,
     /// The number of processors that all ranks share, as on a test bed of one machine [default: one for each rank]
-    #[arg(long, requires = "simulate", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, requires = "simulate", help_heading = "With --simulate", value_parser = clap::value_parser!(u32).range(1..))]
     processors: Option<u32>,
     /// Processor time of a message between hosts, at either end [default: 3us]
-    #[arg(long, requires = "simulate", value_parser = duration)]
+    #[arg(long, requires = "simulate", help_heading = "With --simulate", value_parser = duration)]
     overhead: Option<Duration>,
     /// Simulate this many consecutive calls, and print the mean
-    #[arg(long, requires = "simulate", value_parser = clap::value_parser!(u32).range(1..=10_000), default_value = "1")]
+    #[arg(long, requires = "simulate", help_heading = "With --simulate", value_parser = clap::value_parser!(u32).range(1..=10_000), default_value = "1")]
     calls: u32,
     /// Print the result as JSON
     #[arg(long)]
     pub(super) json: bool,
     /// Draw times against ranks to this folder, for 2 to RANKS ranks, and print which algorithm wins
-    #[arg(long, requires = "simulate", conflicts_with = "json", value_name = "FOLDER")]
+    #[arg(long, requires = "simulate", help_heading = "With --simulate", conflicts_with = "json", value_name = "FOLDER")]
     pub(super) plots: Option<std::path::PathBuf>,
 }
 

@@ -1,16 +1,14 @@
 //! The trace in the format of Chrome and Perfetto: a process for each rank, a track for each
 //! communicator.
 
-use std::path::Path;
-
 use serde_json::{Value, json};
 
 use super::analysis::Job;
 use super::dump::{Communicator, Operation, Outcome};
-use crate::files;
+use crate::files::Output;
 
 /// Writes the file for `chrome://tracing` and <https://ui.perfetto.dev>.
-pub(crate) fn write(job: &Job, file: &Path) -> Result<(), String> {
+pub(crate) fn write(job: &Job, output: Output) -> Result<(), String> {
     let mut events = Vec::new();
     let starts = job.dumps.iter().enumerate().flat_map(|(at, dump)| {
         let operations = dump.communicators.iter().flat_map(|communicator| &communicator.operations);
@@ -39,7 +37,7 @@ pub(crate) fn write(job: &Job, file: &Path) -> Result<(), String> {
             }
         }
     }
-    files::write_json(file, &json!({"displayTimeUnit": "ns", "traceEvents": events}))
+    output.write_json(&json!({"displayTimeUnit": "ns", "traceEvents": events}))
 }
 
 /// The process and the track of an operation.

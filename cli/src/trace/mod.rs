@@ -8,10 +8,10 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
-use crate::complain;
-use crate::files;
+use crate::files::{self, Output};
 use crate::table::say_prose as say;
 use crate::units::{count, show_ranks, show_seconds};
+use crate::{Failure, complain};
 use analysis::{Disagreement, Job, Lateness};
 use dump::{Dump, Operation, Outcome};
 
@@ -27,8 +27,9 @@ pub(crate) struct Args {
     chrome: Option<PathBuf>,
 }
 
-pub(crate) fn trace(args: &Args) -> Result<(), String> {
+pub(crate) fn trace(args: &Args) -> Result<(), Failure> {
     files::check(args.chrome.as_deref(), None)?;
+    let output = Output::open(args.chrome.as_deref())?;
     let (mut dumps, mut unread) = (Vec::new(), 0);
     for file in &all_files(&args.files)? {
         let bytes = std::fs::read(file).map_err(|error| format!("it cannot be read: {error}"));
@@ -41,7 +42,7 @@ pub(crate) fn trace(args: &Args) -> Result<(), String> {
         }
     }
     if dumps.is_empty() {
-        return Err("there is no file that can be read".to_owned());
+        return Err("there is no file that can be read".to_owned().into());
     }
     let job = Job::new(dumps)?;
     head(&job);
@@ -52,10 +53,10 @@ pub(crate) fn trace(args: &Args) -> Result<(), String> {
     }
     lateness(&job);
     paths_on_devices(&job);
-    if let Some(file) = &args.chrome {
-        chrome::write(&job, file)?;
+    if let Some(output) = output {
+        chrome::write(&job, output)?;
     }
-    if unread > 0 { Err(format!("{} could not be used", count(unread, "file"))) } else { Ok(()) }
+    if unread > 0 { Err(format!("{} could not be used", count(unread, "file")).into()) } else { Ok(()) }
 }
 
 /// Puts the files in a folder in its place, because shells of Windows replace no `*`.

@@ -3,7 +3,7 @@
 
 use std::process::Stdio;
 
-use crate::program::{Folder, program, text};
+use crate::program::{Folder, failed, program, said, text};
 
 /// The command fails, says why, and leaves nothing behind.
 #[cfg(target_os = "linux")]
@@ -112,7 +112,7 @@ fn lines_fit_a_terminal() {
             command
         });
     };
-    let help = crate::program::said(&["--help"]);
+    let help = said(&["--help"]);
     let commands = help.split("Commands:\n").nth(1).unwrap().lines().take_while(|line| !line.is_empty());
     let commands: Vec<&str> = commands.filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).collect();
     assert!(commands.len() > 7 && commands.contains(&"compare"), "{commands:?}");
@@ -134,7 +134,7 @@ fn lines_fit_a_terminal() {
     with(&["soak", "--minutes", "0", "--seed", "1"]);
     with(&["doctor"]);
     with(&["run", "-n", "2", "--", "/no/such/program/with/a/name/that/is/long"]);
-    with(&["run", "-n", "2", "--", env!("CARGO_BIN_EXE_kolo"), "trace", "/none"]);
+    with(&["run", "-n", "2", "--", "/bin/sh", "-c", "exit 3"]);
     with(&["top", "--once", "--job", "none-of-this-name"]);
     let traces = Folder::new("widths");
     let mut job = program();
@@ -161,4 +161,97 @@ fn a_misspelt_variable_is_told_by_every_command() {
         assert!(output.status.success(), "{arguments:?}: {err}");
         assert_eq!(err.matches("kolo does not read KOLO_TIMEUOT").count(), 1, "{arguments:?}: {err}");
     }
+}
+
+/// Mistakes that users of other launchers make.
+#[test]
+fn a_wrong_command_line_is_told_once_and_by_its_fault() {
+    let kolo = env!("CARGO_BIN_EXE_kolo");
+    for (arguments, code, hint) in [
+        (&["run", "--max-restarts", "3", "true"][..], 2, "unexpected argument '--max-restarts'"),
+        (&["run", "--bind-to", "core", "-n", "2", "true"], 2, "unexpected argument '--bind-to'"),
+        (&["run", "-np", "2", "true"], 2, "write -n 2, not -np 2"),
+        (&["run", "-n", "4", "--", kolo, "bench", "nonsense"], 2, "invalid value 'nonsense'"),
+        (&["run", "-n", "4", "--", "bench", "nonsense"], 2, "invalid value 'nonsense'"),
+        (&["run", "-n", "4", "--", kolo, "bench", "all_reduce", "-d", "bool"], 2, "there are no benchmarks of bool"),
+        (&["run", "-n", "4", "--", "bench", "broadcast", "--root", "4"], 2, "root 4 is out of range; there are ranks 0 to 3"),
+        (&["run", "-n", "4", "--", "bench", "barrier", "--json", "/no/such/folder/x"], 1, "no such folder"),
+    ] {
+        let (status, err) = failed(arguments);
+        assert_eq!((status, err.matches(hint).count()), (code, 1), "{arguments:?}: {err}");
+        assert!(!err.contains("--ranks <RANKS>\n") && !err.contains("[1] "), "{arguments:?}: {err}");
+    }
+    for (arguments, tip) in [
+        (&["run", "--max-restarts", "3", "true"][..], "with '--keep-going', the other ranks go on"),
+        (&["run", "--np", "2", "true"], "'-n 4' starts four ranks"),
+        (&["run", "--nproc_per_node=2", "true"], "'-n 4' starts four ranks"),
+        (&["run", "-machinefile", "hosts", "true"], "write '--hostfile'"),
+        (&["run", "-hostfile", "hosts", "true"], "write '--hostfile'"),
+        (&["run", "-wdir", "/tmp", "true"], "write '--directory'"),
+        (&["run", "--hostfiel", "hosts", "true"], "a similar argument exists: '--hostfile'"),
+        (&["bench", "all_reduce", "-g", "2"], "'kolo run -n 4 -- bench' measures four ranks"),
+        (&["compare", "--with", "glo"], "a similar value exists: 'gloo'"),
+        (&["compare", "all_reduc"], "a similar value exists: 'all_reduce'"),
+        (&["compare", "--plot-bounds"], "--plot-bounds needs --plot"),
+        (&["plan", "all_reduce", "-n", "4", "--plots", "folder"], "--plots needs --simulate"),
+        (&["plan", "all_reduce", "-n", "4", "--jitter=1ms"], "--jitter needs --simulate"),
+        (&["plan", "all_reduce", "-n", "4", "--hosts", "5"], "4 ranks cannot be on 5 hosts"),
+    ] {
+        let (code, err) = failed(arguments);
+        assert!(code == 2 && err.contains(tip), "{arguments:?}: {code} {err}");
+        assert!(err.matches("tip: ").count() <= 1 || arguments[1] == "--hostfiel", "{err}");
+    }
+    let (_, err) = failed(&["run", "--no-such", "3", "true"]);
+    assert!(!err.contains("similar argument exists"), "{err}");
+    // Commands that the help hides are not suggested.
+    for (name, tip) in [("completions", true), ("agnt", false), ("gard", false)] {
+        let (_, err) = failed(&[name]);
+        assert!(!["'compete'", "agent'", "guard'"].iter().any(|hidden| err.contains(hidden)), "{err}");
+        assert_eq!(err.contains("tip: "), tip, "{err}");
+    }
+    assert!(said(&["run", "-n", "4", "--", "bench", "--help"]).starts_with("Measure a collective"));
+    // Options of the program are its own.
+    assert_eq!(said(&["run", "-n", "1", "--no-prefix", "echo", "-n", "--max", "-x", "y"]).trim_end(), "--max -x y");
+}
+
+/// Before a measurement, and not after it.
+#[cfg(unix)]
+#[test]
+fn a_file_that_cannot_be_written_is_told_before_the_work() {
+    let folder = Folder::new("files");
+    let pipe = folder.0.join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let pipe = pipe.to_str().unwrap();
+    // They would take days.
+    let bench = ["bench", "all_reduce", "--sizes", "8", "--iters", "1000000000", "--json", pipe];
+    for arguments in [
+        &bench[..],
+        &[&["run", "-n", "2", "--"], &bench[..]].concat(),
+        &["compare", "--rounds", "4000000000", "--sizes", "8", "--with", "copy", "--json", pipe],
+        &["trace", pipe, "--chrome", pipe],
+    ] {
+        let (code, err) = failed(arguments);
+        let told = format!("kolo: {pipe} cannot be written: no process reads this pipe\n");
+        assert!(code == 1 && err.starts_with(&told), "{arguments:?}: {err}");
+        assert!(!err.contains("[1]"), "{arguments:?}: {err}");
+    }
+    let file = folder.0.join("file");
+    std::fs::write(&file, "").unwrap();
+    let plots = ["plan", "all_reduce", "-n", "65536", "--hosts", "65536", "--simulate", "--calls", "10000", "--plots"];
+    let (_, err) = failed(&[&plots[..], &[file.to_str().unwrap()]].concat());
+    assert!(err.contains("cannot make"), "{err}");
+}
+
+/// The smallest sizes are those of one element.
+#[test]
+fn sizes_are_told_that_are_not_those_that_were_asked_for() {
+    for (arguments, told) in [
+        (&["bench", "all_reduce", "--iters", "1", "--sizes", "3,8"][..], "# bytes, in whole elements: 3 is measured as 4\n"),
+        (&["compare", "--rounds", "1", "--with", "copy", "--sizes", "8,3"], "# bytes, in whole elements: 3 is measured as 4\n"),
+    ] {
+        let out = said(arguments);
+        assert!(out.contains(told), "{out}");
+        assert!(!out.contains("middle half"), "one round has none: {out}");
+    }
+    assert!(!said(&["bench", "all_reduce", "--iters", "1", "--sizes", "8"]).contains("whole elements"));
 }

@@ -170,7 +170,9 @@ mod compare {
         command.env("TMPDIR", &temporary).process_group(0);
         let mut terminal = crate::top::Pty::start_in(command, (30, 80));
         terminal.wait_for(|screen| {
-            screen.contains("all_reduce: round ") && screen.contains(" of 1000000, ") && screen.contains(" left")
+            // A middle half needs some rounds.
+            let round = screen.split("all_reduce: round ").nth(1).and_then(|rest| rest.split(' ').next()?.parse::<u32>().ok());
+            round.is_some_and(|round| round > 6) && screen.contains(" of 1000000, ") && screen.contains(" left")
         });
         let group = rustix::process::Pid::from_raw(terminal.program.id() as i32).unwrap();
         rustix::process::kill_process_group(group, rustix::process::Signal::INT).unwrap();
@@ -342,9 +344,9 @@ mod compare {
     #[test]
     fn what_is_missing_is_said_and_what_is_wrong_refused() {
         let (_, err) = failed(&["compare", "gather"]);
-        assert!(err.contains("gather cannot be compared") && err.contains("all_to_all"), "{err}");
+        assert!(err.contains("invalid value 'gather'") && err.contains("all_to_all"), "{err}");
         let (_, err) = failed(&["compare", "--with", "nccl"]);
-        assert!(err.contains("nccl is unknown") && err.contains("openmpi"), "{err}");
+        assert!(err.contains("invalid value 'nccl'") && err.contains("openmpi"), "{err}");
         let output = program()
             .args(["compare", "--rounds", "1", "--sizes", "8", "--with", "openmpi,gloo,deepspeed"])
             .env("PATH", "/nowhere")
@@ -910,39 +912,6 @@ mod bench {
             assert!(err.contains(hint), "{arguments:?}: {err}");
         }
     }
-}
-
-/// Mistakes that users of other launchers make.
-#[test]
-fn a_wrong_command_line_is_told_once_and_by_its_fault() {
-    let kolo = env!("CARGO_BIN_EXE_kolo");
-    for (arguments, code, hint) in [
-        (&["run", "--max-restarts", "3", "true"][..], 2, "unexpected argument '--max-restarts'"),
-        (&["run", "--bind-to", "core", "-n", "2", "true"], 2, "unexpected argument '--bind-to'"),
-        (&["run", "-np", "2", "true"], 2, "write -n 2, not -np 2"),
-        (&["run", "-n", "4", "--", kolo, "bench", "nonsense"], 2, "invalid value 'nonsense'"),
-        (&["run", "-n", "4", "--", "bench", "nonsense"], 2, "invalid value 'nonsense'"),
-        (&["run", "-n", "4", "--", kolo, "bench", "all_reduce", "-d", "bool"], 1, "there are no benchmarks of bool"),
-        (&["run", "-n", "4", "--", "bench", "broadcast", "--root", "4"], 1, "root 4 is out of range; there are ranks 0 to 3"),
-        (&["run", "-n", "4", "--", "bench", "barrier", "--json", "/no/such/folder/x"], 1, "no such folder"),
-    ] {
-        let (status, err) = failed(arguments);
-        assert_eq!((status, err.matches(hint).count()), (code, 1), "{arguments:?}: {err}");
-        assert!(!err.contains("--ranks <RANKS>\n") && !err.contains("[1] "), "{arguments:?}: {err}");
-    }
-    for (option, tip) in [("--max-restarts", false), ("--hostfiel", true)] {
-        let (_, err) = failed(&["run", option, "3", "true"]);
-        assert_eq!(err.contains("similar argument exists"), tip, "{err}");
-    }
-    // Commands that the help hides are not suggested.
-    for (name, tip) in [("completions", true), ("agnt", false), ("gard", false)] {
-        let (_, err) = failed(&[name]);
-        assert!(!["'compete'", "agent'", "guard'"].iter().any(|hidden| err.contains(hidden)), "{err}");
-        assert_eq!(err.contains("tip: "), tip, "{err}");
-    }
-    assert!(said(&["run", "-n", "4", "--", "bench", "--help"]).starts_with("Measure a collective"));
-    // Options of the program are its own.
-    assert_eq!(said(&["run", "-n", "1", "--no-prefix", "echo", "-n", "--max", "-x", "y"]).trim_end(), "--max -x y");
 }
 
 /// nccl-tests and PyTorch have other names.
