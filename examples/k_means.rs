@@ -3,6 +3,8 @@
 //! `cargo build --release --examples`, then `cargo run --release -- run -n 4 --
 //! target/release/examples/k_means [POINTS]` with the number of points of each rank.
 
+use std::process::ExitCode;
+
 use kolo::{Communicator, ReduceOp};
 
 type Point = [f64; 2];
@@ -10,8 +12,20 @@ type Point = [f64; 2];
 /// The centres around which the points are drawn.
 const TRUTH: [Point; 4] = [[0.0, 0.0], [8.0, 1.0], [3.0, 7.0], [9.0, 9.0]];
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let count = std::env::args().nth(1).map_or(Ok(100_000), |count| count.parse())?;
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
+    let count = std::env::args()
+        .nth(1)
+        .map_or(Ok(100_000), |count| count.parse().map_err(|_| format!("{count}: give a number of points")))?;
     let comm = Communicator::from_env()?;
     let points: Vec<Point> = draw(comm.rank() as u64).take(count).collect();
 

@@ -6,6 +6,7 @@
 //! each of them works.
 
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use kolo::{Communicator, ReduceOp};
@@ -16,11 +17,22 @@ const PARTS: u64 = 64;
 /// The number of steps done, and what they have added up to.
 type State = [u64; 2];
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
-    let file = arguments.next().ok_or("give the file of the state")?;
-    let steps = arguments.next().map_or(Ok(100), |steps| steps.parse())?;
-    let pause = Duration::from_millis(arguments.next().map_or(Ok(0), |pause| pause.parse())?);
+    let file = arguments.next().ok_or("give the file of the state: resume FILE [STEPS [MILLISECONDS]]")?;
+    let number = |text: String| text.parse().map_err(|_| format!("{text}: give a whole number"));
+    let steps = arguments.next().map_or(Ok(100), number)?;
+    let pause = Duration::from_millis(arguments.next().map_or(Ok(0), number)?);
     let comm = Communicator::from_env()?;
     let (rank, ranks) = (comm.rank() as u64, comm.world_size() as u64);
 

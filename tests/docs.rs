@@ -466,6 +466,21 @@ fn the_checklists_name_files_and_items_that_exist() {
     assert!(checked > 80, "only {checked} items were found: the test looks in the wrong place");
 }
 
+/// A boxed error that `main` returns is printed with quotes, or as the fields of a struct. Errors of kolo
+/// are sentences.
+#[test]
+fn programs_of_the_examples_print_errors_as_sentences() {
+    let mut programs = 0;
+    for folder in ["examples", "burn/examples"] {
+        for file in files(&root().join(folder), "rs") {
+            let text = fs::read_to_string(&file).unwrap();
+            programs += usize::from(text.contains("fn main()"));
+            assert!(!text.contains("fn main() -> Result<"), "{}: print the error, and return an ExitCode", file.display());
+        }
+    }
+    assert!(programs > 10, "only {programs} programs were found: the test looks in the wrong place");
+}
+
 /// Files whose text has the names that pages use: sources of every language, and stages.
 fn all_sources() -> String {
     let folders = ["src", "burn", "capi", "cli", "examples", "include", "scripts", "tests", "torch", "cuda-kernels", ".ci"];

@@ -4,6 +4,7 @@
 //! `cargo build --release --example cost`, then `kolo run -n 2 -- target/release/examples/cost
 //! [LAYERS]`. A layer has 512 x 512 parameters.
 
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
@@ -24,8 +25,20 @@ struct Network {
     layers: Vec<Linear>,
 }
 
-fn main() -> Result<(), Error> {
-    let layers = std::env::args().nth(1).map_or(Ok(40), |layers| layers.parse::<usize>())?;
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Error> {
+    let layers = std::env::args()
+        .nth(1)
+        .map_or(Ok(40), |layers| layers.parse::<usize>().map_err(|_| format!("{layers}: give a number of layers")))?;
     let comm = Communicator::from_env()?;
     let device = Device::flex().autodiff();
     let linear = || LinearConfig::new(WIDTH, WIDTH).with_bias(false).init(&device);

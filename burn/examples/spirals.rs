@@ -4,6 +4,8 @@
 //! [STEPS]`. Rank 0 also trains the same network alone, with the samples of all ranks, and fails if a
 //! loss differs. In the end all ranks have the same bits.
 
+use std::process::ExitCode;
+
 use burn::module::{Module, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Linear, LinearConfig};
@@ -52,8 +54,20 @@ impl Network {
     }
 }
 
-fn main() -> Result<(), Error> {
-    let steps = std::env::args().nth(1).map_or(Ok(100), |steps| steps.parse::<usize>())?;
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Error> {
+    let steps = std::env::args()
+        .nth(1)
+        .map_or(Ok(100), |steps| steps.parse::<usize>().map_err(|_| format!("{steps}: give a number of steps")))?;
     let comm = Communicator::from_env()?;
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let device = Device::flex().autodiff();

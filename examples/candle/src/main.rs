@@ -4,6 +4,8 @@
 //! `kolo run -n 2 -- cargo run --manifest-path examples/candle/Cargo.toml [STEPS]`. Rank 0 trains the
 //! same network with the samples of all ranks as well, and fails if the results differ.
 
+use std::process::ExitCode;
+
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor, Var};
 use candle_nn::{Linear, Module, Optimizer, SGD, VarBuilder, VarMap, linear, loss};
@@ -21,8 +23,19 @@ const RATE: f64 = 0.1;
 /// another order.
 const TOLERANCE: f32 = 1e-3;
 
-fn main() -> Result<(), Error> {
-    let steps = std::env::args().nth(1).map_or(Ok(200), |steps| steps.parse())?;
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Error> {
+    let steps =
+        std::env::args().nth(1).map_or(Ok(200), |steps| steps.parse().map_err(|_| format!("{steps}: give a number of steps")))?;
     let comm = Communicator::from_env()?;
     let mut network = Network::new()?;
 

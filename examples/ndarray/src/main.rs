@@ -4,6 +4,8 @@
 //! number of rows of rank 0. Each rank has one row more than the rank before it. Compares the result
 //! with that of one rank that has all rows, and fails if they differ.
 
+use std::process::ExitCode;
+
 use kolo::{Communicator, Element, ReduceOp};
 use ndarray::{Array, Array1, Array2, ArrayBase, ArrayView, Axis, DataMut, Dimension, ShapeError, s};
 
@@ -14,8 +16,19 @@ const COMPONENTS: usize = 2;
 /// The largest relative difference between sums in different orders.
 const TOLERANCE: f64 = 1e-9;
 
-fn main() -> Result<(), Error> {
-    let count = std::env::args().nth(1).map_or(Ok(1000), |count| count.parse::<usize>())?;
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Error> {
+    let count =
+        std::env::args().nth(1).map_or(Ok(1000), |count| count.parse().map_err(|_| format!("{count}: give a whole number")))?;
     let comm = Communicator::from_env()?;
     // An array in column-major order, as many files have it. Its rows are not contiguous.
     let table = draw(comm.rank() as u64, count + comm.rank());
