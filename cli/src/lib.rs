@@ -29,7 +29,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use run::process::{self, Signal};
 use table::{Complaints, columns_of_terminal};
@@ -74,7 +74,10 @@ enum Command {
 /// Parses a command line. An error says what can be given instead.
 fn parse(words: impl IntoIterator<Item: Into<OsString> + Clone>) -> clap::error::Result<Cli> {
     let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
-    Cli::try_parse_from(&words).map_err(|error| {
+    // clap would take 100 columns where there is no terminal, or one without a size.
+    let mut command = Cli::command().term_width(columns_of_terminal());
+    let matches = command.try_get_matches_from_mut(&words);
+    matches.and_then(|matches| Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))).map_err(|error| {
         let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         explain(error, &words)
     })

@@ -37,7 +37,7 @@ pub(crate) fn bench(args: &Args) -> Result<Option<Signal>, Failure> {
     args.check(comm.world_size()).map_err(Failure::Usage)?;
     let Some([json, plot]) = open(args, &comm)? else { return Ok(None) };
     // All rows but that of a long measurement have been printed by then.
-    let interrupt = Interrupt::watch(Some(MOST), || {})?;
+    let interrupt = Interrupt::watch(Some(MOST), comm.rank() == 0, || {})?;
     let report = match args.dtype {
         DType::F32 => bench_typed::<f32>(args, &comm, &interrupt),
         DType::F64 => bench_typed::<f64>(args, &comm, &interrupt),

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use super::arguments::Subject;
 use super::contestant::{Contestant, OVER};
 use super::system::{Listener, Stream};
+use crate::files::{make_temporary, temporary};
 use crate::random::{hexadecimal, random};
-use crate::run::process::{Process, Signal, make_private_folder};
+use crate::run::process::{Process, Signal};
 
 /// How long a contestant may take to start. PyTorch is slow to start.
 pub(super) const START: Duration = Duration::from_secs(120);
@@ -195,22 +196,17 @@ impl Drop for Started {
     }
 }
 
-/// The variable that names the folder for temporary files.
-const TEMPORARY: &str = if cfg!(windows) { "TMP" } else { "TMPDIR" };
-
 /// A temporary folder, which is removed when it is dropped.
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
     /// Returns the path of a new folder.
     pub(super) fn new_path() -> Result<PathBuf, String> {
-        Ok(std::env::temp_dir().join(format!("kolo-compare-{}", hexadecimal(&random::<8>()?))))
+        Ok(temporary().join(format!("kolo-compare-{}", hexadecimal(&random::<8>()?))))
     }
 
     pub(super) fn make(path: PathBuf) -> Result<Folder, String> {
-        make_private_folder(&path).map_err(|error| {
-            format!("the folder {} cannot be made: {error}; set {} to a folder that can be written", path.display(), TEMPORARY)
-        })?;
+        make_temporary(&path)?;
         Ok(Folder(path))
     }
 

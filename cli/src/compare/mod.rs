@@ -65,7 +65,7 @@ pub(crate) fn compare(args: &Args) -> Result<Option<Signal>, Failure> {
     // From now on, a signal ends the comparison in order, so that its folder is removed.
     let path = Folder::new_path()?;
     let removed = path.clone();
-    let interrupt = Interrupt::watch(None, move || _ = std::fs::remove_dir_all(&removed))?;
+    let interrupt = Interrupt::watch(None, true, move || _ = std::fs::remove_dir_all(&removed))?;
     let folder = Folder::make(path)?;
     let run = Run { args, interrupt, has_files: args.json.is_some() || args.plot.is_some() };
     let busy = Busy::start();

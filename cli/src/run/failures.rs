@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::process;
+use crate::files::temporary;
 
 /// The folder with the file of each rank. It is removed when it is dropped.
 pub(crate) struct FailureFolder(PathBuf);
@@ -60,17 +61,14 @@ impl FailureFolder {
 
     /// Returns an absolute path, because ranks may change their working directory.
     fn path_of(job: &str) -> io::Result<PathBuf> {
-        let given = std::env::temp_dir();
-        // An empty TMPDIR counts as not set.
-        let folder = if given.as_os_str().is_empty() { Path::new("/tmp") } else { &given };
-        Ok(std::path::absolute(folder)?.join(format!("kolo-run-{job}")))
+        Ok(std::path::absolute(temporary())?.join(format!("kolo-run-{job}")))
     }
 
     /// Makes the folder. Without it, the rank that ends first counts as the cause of a failure.
     pub(super) fn new(job: &str) -> Option<FailureFolder> {
         let made = FailureFolder::path_of(job).and_then(|path| process::make_private_folder(&path).map(|()| path));
         if let Err(error) = &made {
-            let folder = std::env::temp_dir();
+            let folder = temporary();
             tracing::info!(%error, folder = %folder.display(), "ranks cannot report which rank their failures name");
         }
         made.ok().map(FailureFolder)

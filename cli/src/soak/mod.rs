@@ -18,6 +18,7 @@ use clap::Args as ClapArgs;
 use crossbeam_channel::{Receiver, Sender, select, unbounded};
 use kolo::TcpStoreServer;
 
+use crate::files::{make_temporary, temporary};
 use crate::random::{hexadecimal, random};
 use crate::run::process::{self, prepare};
 use crate::table::say_prose;
@@ -202,10 +203,8 @@ impl Arena {
         // From now on, a signal ends the soak in order, so that its folder is removed.
         let (sender, signals) = unbounded();
         process::watch_signals(&sender).map_err(|error| format!("cannot watch for signals: {error}"))?;
-        let folder = std::env::temp_dir().join(format!("kolo-soak-{seed}-{}", hexadecimal(&random::<8>()?)));
-        process::make_private_folder(&folder)
-            .and_then(|()| process::make_private_folder(&folder.join("traces")))
-            .map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
+        let folder = temporary().join(format!("kolo-soak-{seed}-{}", hexadecimal(&random::<8>()?)));
+        make_temporary(&folder).and_then(|()| make_temporary(&folder.join("traces")))?;
         Ok(Arena {
             folder,
             server,
@@ -223,7 +222,7 @@ impl Arena {
 
     /// Keeps the files that the ranks of a round left.
     fn keep(&self) -> PathBuf {
-        let kept = std::env::temp_dir().join(format!("{}-failed", self.folder.file_name().unwrap_or_default().display()));
+        let kept = temporary().join(format!("{}-failed", self.folder.file_name().unwrap_or_default().display()));
         match std::fs::rename(self.traces(), &kept) {
             Ok(()) => kept,
             Err(_) => self.traces(),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use kolo::observer::{Observer, Silence};
 
 use super::Args;
+use crate::files::temporary;
 use crate::run::FailureFolder;
 use crate::units::count;
 
@@ -91,13 +92,15 @@ fn in_folders(folder: Option<&Path>, wanted: Option<&str>) -> Result<Observer, S
 
 /// Returns the jobs that have left files, and when those were written.
 fn jobs(folder: Option<&Path>) -> Result<Vec<(SystemTime, Observer)>, String> {
-    let unread = |folder: &Path, error: std::io::Error| format!("{} cannot be read: {error}", folder.display());
+    let unread = |folder: &Path, error: std::io::Error| {
+        format!("{} cannot be read: {error}; give the folder that the ranks have as KOLO_TOP_DIR (--dir)", folder.display())
+    };
     let mut found = Vec::new();
     match folder {
         Some(folder) => found = Observer::of_folder(folder).map_err(|error| unread(folder, error))?,
         None => {
             let folders = FailureFolder::of_all_jobs();
-            for folder in folders.map_err(|error| unread(&std::env::temp_dir(), error))? {
+            for folder in folders.map_err(|error| unread(&temporary(), error))? {
                 // It may be another user's, or may just have been removed.
                 found.extend(Observer::of_folder(&folder).unwrap_or_default());
             }

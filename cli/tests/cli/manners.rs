@@ -76,26 +76,30 @@ fn a_comparison_ends_while_a_contestant_starts() {
 }
 
 /// Checks that each line that a command writes fits a terminal of 80 and of 60 columns: the terminal would
-/// break words.
+/// break words. One without a size counts as one of 80.
 #[cfg(unix)]
 pub(crate) fn fits(command: &dyn Fn() -> std::process::Command) {
-    for columns in [80, 60] {
-        let command = command();
-        let shown = format!("{:?}", command.get_args().collect::<Vec<_>>());
-        let mut terminal = crate::top::Pty::start_in(command, (60, columns));
-        terminal.program.wait().unwrap();
-        let said = terminal.all();
-        for line in said.lines() {
-            // A line of progress takes the place of the one before, and a sequence no column.
-            let mut line = line.rsplit('\r').next().unwrap().to_owned();
-            while let Some(from) = line.find('\x1b') {
-                let to = line[from..].find(|letter: char| letter.is_ascii_alphabetic()).unwrap();
-                line.replace_range(from..=from + to, "");
-            }
-            assert!(line.chars().count() <= usize::from(columns), "{shown}: {} columns: {line}", line.chars().count());
-        }
-        assert!(said.lines().count() > 1, "{shown}: {said}");
+    for (size, columns) in [(80, 80), (60, 60)] {
+        fits_in(command(), size, columns);
     }
+}
+
+#[cfg(unix)]
+fn fits_in(command: std::process::Command, size: u16, columns: usize) {
+    let shown = format!("{:?}", command.get_args().collect::<Vec<_>>());
+    let mut terminal = crate::top::Pty::start_in(command, (60, size));
+    terminal.program.wait().unwrap();
+    let said = terminal.all();
+    for line in said.lines() {
+        // A line of progress takes the place of the one before, and a sequence no column.
+        let mut line = line.rsplit('\r').next().unwrap().to_owned();
+        while let Some(from) = line.find('\x1b') {
+            let to = line[from..].find(|letter: char| letter.is_ascii_alphabetic()).unwrap();
+            line.replace_range(from..=from + to, "");
+        }
+        assert!(line.chars().count() <= columns, "{shown}: {} columns: {line}", line.chars().count());
+    }
+    assert!(said.lines().count() > 1, "{shown}: {said}");
 }
 
 /// Help, reports, warnings and errors.
@@ -117,6 +121,14 @@ fn lines_fit_a_terminal() {
     let commands: Vec<&str> = commands.filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).collect();
     assert!(commands.len() > 7 && commands.contains(&"compare"), "{commands:?}");
     with(&["--help"]);
+    for arguments in [&["plan", "--help"][..], &["plan", "all_reduce", "--ranks", "64", "--hosts", "16"], &["doctor"]] {
+        let mut command = program();
+        command.args(arguments);
+        fits_in(command, 0, 80);
+    }
+    // Where there is no terminal, too.
+    let help = said(&["plan", "--help"]);
+    assert!(help.lines().all(|line| line.chars().count() <= 80), "{help}");
     for command in commands.into_iter().filter(|command| *command != "help" && !command.is_empty()) {
         with(&[command, "--help"]);
         with(&[command, "-h"]);
@@ -254,4 +266,15 @@ fn sizes_are_told_that_are_not_those_that_were_asked_for() {
         assert!(!out.contains("middle half"), "one round has none: {out}");
     }
     assert!(!said(&["bench", "all_reduce", "--iters", "1", "--sizes", "8"]).contains("whole elements"));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_folder_for_temporary_files_that_takes_none_is_told_with_what_to_do() {
+    for arguments in [&["soak", "--minutes", "0"][..], &["compare", "--rounds", "1", "--with", "copy"]] {
+        let output = program().args(arguments).env("TMPDIR", "/no/such/folder").stdin(Stdio::null()).output().unwrap();
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{err}");
+        assert!(err.starts_with("kolo: the folder /no/such/folder/kolo-") && err.contains("; set TMPDIR to a folder"), "{err}");
+    }
 }

@@ -76,9 +76,11 @@ fn has_option(help: &str, option: &str) -> bool {
 }
 
 /// The default of an option in a help text.
-fn default<'a>(help: &'a str, option: &str) -> &'a str {
+fn default(help: &str, option: &str) -> String {
+    // The help breaks lines anywhere.
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     let rest = &help[help.find(&format!("{option} <")).unwrap_or_else(|| panic!("{option}: {help}"))..];
-    rest.split("[default: ").nth(1).unwrap().split(']').next().unwrap()
+    rest.split("[default: ").nth(1).unwrap().split(']').next().unwrap().to_owned()
 }
 
 #[test]

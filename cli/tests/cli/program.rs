@@ -534,6 +534,10 @@ mod run {
         assert!(lines(child.stdout.take().unwrap()).any(|line| line.contains("(GB/s)")));
         assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
         assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+        let mut err = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+        let told = "kolo: SIGTERM: a measurement still runs; another signal ends it at once\nkolo: stopped by SIGTERM\n";
+        assert_eq!(err, told);
     }
 
     #[test]

@@ -195,7 +195,7 @@ impl Pty {
         let end = || Stdio::from(terminal.try_clone().unwrap());
         let program = command.stdin(end()).stdout(end()).stderr(end()).env("TERM", "xterm-256color").spawn().unwrap();
         let keyboard = File::from(keyboard);
-        let screen = Arc::new(Mutex::new(vt100::Parser::new(lines, columns, 0)));
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(lines, if columns == 0 { 80 } else { columns }, 0)));
         let written = Arc::new(Mutex::new(Vec::new()));
         let (mut from, to, all) = (keyboard.try_clone().unwrap(), screen.clone(), written.clone());
         // The thread ends with the test's process at the latest.
