@@ -56,10 +56,10 @@ fn hidden(source: &str) -> BTreeSet<String> {
 
 #[test]
 fn the_c_library_uses_what_is_documented() {
-    let hidden: BTreeSet<String> = read("src", 150).iter().flat_map(|source| hidden(&source.text)).collect();
+    let hidden: BTreeSet<String> = read("src").iter().flat_map(|source| hidden(&source.text)).collect();
     assert!(hidden.contains("fuzzing"), "only {hidden:?} were found: the test looks in the wrong place");
     let mut checked = 0;
-    for source in read("capi/src", 10).iter() {
+    for source in read("capi/src").iter() {
         for name in named_in(&source.text, "kolo::") {
             checked += 1;
             assert!(!hidden.contains(&name) && !name.starts_with("__"), "capi/src/{} uses kolo::{name}", source.file);
@@ -82,7 +82,7 @@ fn the_check_of_hidden_items_finds_what_is_planted() {
 /// Two versions of kolo in one program are two crates, whose symbols must differ.
 #[test]
 fn only_the_c_library_exports_symbols() {
-    for source in read("src", 150).iter() {
+    for source in read("src").iter() {
         let exports = ["no_mangle", "export_name"].iter().any(|attribute| source.code.contains(attribute));
         assert!(!exports, "src/{} exports a symbol", source.file);
     }

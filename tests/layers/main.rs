@@ -6,6 +6,7 @@ mod source;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::OnceLock;
 
 use source::{ModulePath, Source, Sources};
 
@@ -90,9 +91,12 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn read(folder: &str, at_least: usize) -> Sources {
-    let sources = Sources::read(&root().join(folder));
-    let count = sources.iter().count();
+/// Returns the sources of one of [`CRATES`], which all tests share.
+fn read(folder: &str) -> &'static Sources {
+    static READ: [OnceLock<Sources>; CRATES.len()] = [const { OnceLock::new() }; CRATES.len()];
+    let at = CRATES.iter().position(|(its, _)| *its == folder).expect("not a folder of CRATES");
+    let sources = READ[at].get_or_init(|| Sources::read(&root().join(folder)));
+    let (count, at_least) = (sources.iter().count(), CRATES[at].1);
     assert!(count >= at_least, "only {count} files were found in {folder}: the test looks in the wrong place");
     sources
 }
@@ -255,7 +259,7 @@ fn events_past_the_log(sources: &Sources) -> Vec<String> {
 
 #[test]
 fn only_the_log_knows_tracing() {
-    let wrong = events_past_the_log(&read("src", 150));
+    let wrong = events_past_the_log(read("src"));
     assert!(wrong.is_empty(), "take crate::log::warn!() and the like:\n{}", wrong.join("\n"));
 }
 
@@ -298,8 +302,8 @@ fn a_build_for_hosts_compiles_no_cuda() {
 
 #[test]
 fn imports_go_down() {
-    let sources = read("src", 150);
-    let wrong = imports_upwards(&sources);
+    let sources = read("src");
+    let wrong = imports_upwards(sources);
     assert!(wrong.is_empty(), "against the direction:\n{}", wrong.join("\n"));
     let modules: BTreeSet<&str> = sources.iter().filter_map(|source| Some(source.module.first()?.as_str())).collect();
     assert_eq!(
@@ -325,28 +329,28 @@ fn only_tests_take_all_names_from_above() {
 fn in_all_crates(rule: Rule) {
     let wrong: Vec<String> = CRATES
         .iter()
-        .flat_map(|&(folder, at_least)| rule(&read(folder, at_least)).into_iter().map(move |wrong| format!("{folder}: {wrong}")))
+        .flat_map(|&(folder, _)| rule(read(folder)).into_iter().map(move |wrong| format!("{folder}: {wrong}")))
         .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
 fn only_sys_knows_the_operating_system() {
-    let wrong = os_words_outside_sys(&read("src", 150));
+    let wrong = os_words_outside_sys(read("src"));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
 fn files_are_created_by_one_function() {
     for folder in ["src", "capi/src", "cli/src"] {
-        let wrong = creates_files(&read(folder, 10));
+        let wrong = creates_files(read(folder));
         assert!(wrong.is_empty(), "{folder}: write files by sys::write_file:\n{}", wrong.join("\n"));
     }
 }
 
 #[test]
 fn descriptors_have_numbers_above_the_standard_ones() {
-    let wrong = makes_standard_descriptors(&read("src", 150));
+    let wrong = makes_standard_descriptors(read("src"));
     assert!(wrong.is_empty(), "make descriptors within sys::above_standard:\n{}", wrong.join("\n"));
 }
 
@@ -359,14 +363,14 @@ fn times_are_shown_by_one_function() {
 #[test]
 fn the_environment_is_read_by_one_function() {
     for folder in ["src", "capi/src"] {
-        let wrong = reads_environment(&read(folder, 10));
+        let wrong = reads_environment(read(folder));
         assert!(wrong.is_empty(), "{folder}: read variables by sys::variable:\n{}", wrong.join("\n"));
     }
 }
 
 #[test]
 fn only_cuda_and_its_public_face_know_cudarc() {
-    let wrong = cudarc_outside_cuda(&read("src", 150));
+    let wrong = cudarc_outside_cuda(read("src"));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -374,8 +378,8 @@ fn only_cuda_and_its_public_face_know_cudarc() {
 #[test]
 fn a_module_is_a_file_or_a_folder() {
     let mut checked = 0;
-    for (folder, at_least) in CRATES {
-        for source in read(folder, at_least).iter() {
+    for (folder, _) in CRATES {
+        for source in read(folder).iter() {
             let beside = root().join(folder).join(source.file.trim_end_matches(".rs"));
             assert!(!beside.is_dir(), "{folder}/{} stands beside a folder of its name: call it mod.rs", source.file);
             checked += 1;
@@ -445,7 +449,7 @@ fn each_rule_finds_what_is_planted() {
 /// The age of measured costs in a file outlives processes, and so counts by the wall clock.
 #[test]
 fn only_reports_and_files_read_the_wall_clock() {
-    let sources = read("src", 150);
+    let sources = read("src");
     let reads = |source: &&Source| ["SystemTime", "sys::wall"].iter().any(|word| source.code.contains(word));
     let readers: Vec<&str> = sources.iter().filter(reads).map(|source| source.file.as_str()).collect();
     assert_eq!(readers, ["exec/costs/cache.rs", "log.rs", "sys/clock.rs", "trace/dump.rs"]);

@@ -17,10 +17,10 @@ pub(crate) struct Source {
     pub file: String,
     pub module: ModulePath,
     pub text: String,
-    /// What is compiled outside tests, without comments.
-    items: Vec<Item>,
-    /// The same, token by token, without spaces.
+    /// What is compiled outside tests, without comments: token by token, without spaces.
     pub code: String,
+    /// The paths within the crate that the code names, from the root of the crate.
+    paths: Vec<Vec<String>>,
     /// What the module re-exports.
     exports: Vec<Use>,
 }
@@ -28,8 +28,6 @@ pub(crate) struct Source {
 /// The sources of one crate.
 pub(crate) struct Sources {
     by_module: BTreeMap<ModulePath, Source>,
-    /// Those, and folders that have no file of their own.
-    modules: BTreeSet<ModulePath>,
 }
 
 /// A `use` in the module where it stands: the whole path, and whether it is visible elsewhere.
@@ -60,7 +58,7 @@ impl Sources {
 
     /// Sources by name and text. Modules that are compiled for tests only are left out.
     pub(crate) fn parse<'a>(texts: impl IntoIterator<Item = (&'a str, &'a str)>) -> Sources {
-        let (mut found, mut tests) = (BTreeMap::new(), Vec::new());
+        let (mut files, mut tests) = (Vec::new(), Vec::new());
         for (file, text) in texts {
             let parsed = syn::parse_file(text).unwrap_or_else(|error| panic!("{file}: {error}"));
             let mut module: ModulePath = file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
@@ -75,18 +73,19 @@ impl Sources {
                 }
             }
             let items = without_tests(parsed.items);
+            files.push((file, text, module, items));
+        }
+        files.retain(|(_, _, module, _)| !tests.iter().any(|test| module.starts_with(test)));
+        let lengths = |module: &ModulePath| (0..=module.len()).map(|length| module[..length].to_vec()).collect::<Vec<_>>();
+        let modules: Modules = files.iter().flat_map(|(_, _, module, _)| lengths(module)).collect();
+        let source = |(file, text, module, items): (&str, &str, ModulePath, Vec<Item>)| {
             let code = items.iter().map(|item| item.to_token_stream().to_string().replace(' ', "")).collect();
-            let (file, text) = (file.to_owned(), text.to_owned());
-            found.insert(module.clone(), Source { file, module, text, items, code, exports: Vec::new() });
-        }
-        found.retain(|module, _| !tests.iter().any(|test| module.starts_with(test)));
-        let modules = found.keys().flat_map(|module| (0..=module.len()).map(|length| module[..length].to_vec())).collect();
-        let mut sources = Sources { by_module: found, modules };
-        let exports: Vec<Vec<Use>> = sources.iter().map(|source| uses(&source.items, &source.module, &sources)).collect();
-        for (source, uses) in sources.by_module.values_mut().zip(exports) {
-            source.exports = uses.into_iter().filter(|its| its.is_exported).collect();
-        }
-        sources
+            let mut paths = Vec::new();
+            add_paths(&items, &module, &modules, &mut paths);
+            let exports = uses(&items, &module, &modules).into_iter().filter(|its| its.is_exported).collect();
+            (module.clone(), Source { file: file.to_owned(), module, text: text.to_owned(), code, paths, exports })
+        };
+        Sources { by_module: files.into_iter().map(source).collect() }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Source> {
@@ -97,8 +96,8 @@ impl Sources {
     /// takes from there. A re-export counts as the module that it comes from.
     pub(crate) fn references(&self, source: &Source) -> BTreeMap<ModulePath, BTreeSet<String>> {
         let mut found: BTreeMap<ModulePath, BTreeSet<String>> = BTreeMap::new();
-        for path in source.paths(self) {
-            let (module, item) = self.resolve(path);
+        for path in &source.paths {
+            let (module, item) = self.resolve(path.clone());
             if module != source.module {
                 found.entry(module).or_default().insert(item);
             }
@@ -124,10 +123,6 @@ impl Sources {
     fn length_of_module(&self, path: &[String]) -> usize {
         (0..=path.len()).rev().find(|&length| self.by_module.contains_key(&path[..length])).unwrap_or(0)
     }
-
-    fn is_module(&self, path: &[String]) -> bool {
-        self.modules.contains(path)
-    }
 }
 
 impl Source {
@@ -135,22 +130,18 @@ impl Source {
     pub(crate) fn takes_all_from_above(&self) -> bool {
         self.code.contains("super::*")
     }
-
-    /// All paths within the crate that the source names, from the root of the crate.
-    fn paths(&self, sources: &Sources) -> Vec<Vec<String>> {
-        let mut found = Vec::new();
-        add_paths(&self.items, &self.module, sources, &mut found);
-        found
-    }
 }
 
-fn uses(items: &[Item], module: &[String], sources: &Sources) -> Vec<Use> {
+/// The modules of a crate, with folders that have no file of their own.
+type Modules = BTreeSet<ModulePath>;
+
+fn uses(items: &[Item], module: &[String], modules: &Modules) -> Vec<Use> {
     let mut found = Vec::new();
     for item in items {
         if let Item::Use(item) = item {
             let is_exported = !matches!(item.vis, syn::Visibility::Inherited);
             flatten(&item.tree, &mut Vec::new(), &mut |path, name| {
-                if let Some(path) = absolute(module, path, sources) {
+                if let Some(path) = absolute(module, path, modules) {
                     found.push(Use { path, name, is_exported });
                 }
             });
@@ -159,21 +150,21 @@ fn uses(items: &[Item], module: &[String], sources: &Sources) -> Vec<Use> {
     found
 }
 
-fn add_paths(items: &[Item], module: &[String], sources: &Sources, found: &mut Vec<Vec<String>>) {
+fn add_paths(items: &[Item], module: &[String], modules: &Modules, found: &mut Vec<Vec<String>>) {
     let (mut words, mut paths) = (BTreeSet::new(), Vec::new());
     for item in items {
         match item {
             Item::Use(_) => {}
             Item::Mod(inner) => {
                 let items = inner.content.as_ref().map_or(&[][..], |(_, items)| items);
-                add_paths(items, &[module, &[inner.ident.to_string()]].concat(), sources, found);
+                add_paths(items, &[module, &[inner.ident.to_string()]].concat(), modules, found);
             }
             code => read_tokens(code.to_token_stream(), &mut words, &mut paths),
         }
     }
-    found.extend(paths.into_iter().filter_map(|path| absolute(module, path, sources)));
+    found.extend(paths.into_iter().filter_map(|path| absolute(module, path, modules)));
     // A re-export is an entry in the table of contents, unless the source uses the name itself.
-    let uses = uses(items, module, sources).into_iter().filter(|its| !its.is_exported || words.contains(&its.name));
+    let uses = uses(items, module, modules).into_iter().filter(|its| !its.is_exported || words.contains(&its.name));
     found.extend(uses.map(|its| its.path));
 }
 
@@ -208,7 +199,7 @@ fn read_tokens(code: TokenStream, words: &mut BTreeSet<String>, paths: &mut Vec<
 }
 
 /// A path from the root of the crate; `None` if it leads out of it.
-fn absolute(module: &[String], path: Vec<String>, sources: &Sources) -> Option<Vec<String>> {
+fn absolute(module: &[String], path: Vec<String>, modules: &Modules) -> Option<Vec<String>> {
     let (first, rest) = path.split_first()?;
     match first.as_str() {
         "crate" => Some(rest.to_vec()),
@@ -220,7 +211,7 @@ fn absolute(module: &[String], path: Vec<String>, sources: &Sources) -> Option<V
         }
         _ => {
             let inside = [module, &path].concat();
-            sources.is_module(&inside[..module.len() + 1]).then_some(inside)
+            modules.contains(&inside[..module.len() + 1]).then_some(inside)
         }
     }
 }
