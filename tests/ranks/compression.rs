@@ -50,7 +50,28 @@ fn assert_bits(got: &[f32], expected: impl Fn(usize) -> f32, what: &str) {
     }
 }
 
+/// As [`assert_bits`], without a look at each element.
+fn assert_same_bits(got: &[f32], expected: &[f32], what: &str) {
+    let bytes = |numbers: &[f32]| {
+        // SAFETY: the bytes are those of the slice, and live as long.
+        unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast::<u8>(), size_of_val(numbers)) }
+    };
+    assert_eq!(got.len(), expected.len(), "{what}");
+    if bytes(got) != bytes(expected) {
+        assert_bits(got, |i| expected[i], what);
+    }
+}
+
+/// The numbers repeat after this many: a prime number.
 const PERIOD: usize = 1021;
+
+/// Returns numbers that repeat, from one of them on.
+fn repeated(period: &[f32], from: usize, len: usize) -> Vec<f32> {
+    let from = from % period.len();
+    let mut numbers = period.repeat((from + len).div_ceil(period.len()));
+    numbers.truncate(from + len);
+    numbers.split_off(from)
+}
 
 /// Every form of the reductions, on one communicator.
 fn check_reductions(comm: &Communicator, hosts: &[usize], wire: WireDType, counts: &[usize]) {
@@ -58,43 +79,38 @@ fn check_reductions(comm: &Communicator, hosts: &[usize], wire: WireDType, count
     for (seed, &count) in counts.iter().enumerate() {
         let redop = if seed % 2 == 0 { ReduceOp::Sum } else { ReduceOp::Average };
         let seed = seed as u64;
-        // The numbers repeat after a prime number of them.
-        let number = |rank: usize, i: usize| number(seed, rank, i % PERIOD);
+        let number = |rank: usize, i: usize| number(seed, rank, i);
         let period: Vec<f32> = (0..PERIOD).map(|i| expected(hosts, wire, redop, |rank| number(rank, i))).collect();
-        let right = |i: usize| period[i % PERIOD];
+        let right = |from: usize, len: usize| repeated(&period, from, len);
         let mine: Vec<f32> = (0..PERIOD).map(|i| number(me, i)).collect();
-        let mine = |len: usize| -> Vec<f32> {
-            let mut numbers = mine.repeat(len.div_ceil(PERIOD));
-            numbers.truncate(len);
-            numbers
-        };
+        let mine = |len: usize| repeated(&mine, 0, len);
         let what = |form: &str| format!("{form} {redop} of {count} as {wire} on {hosts:?}");
 
         let mut buf = mine(count);
         comm.all_reduce(&mut buf, redop).unwrap();
-        assert_bits(&buf, right, &what("all_reduce in place"));
+        assert_same_bits(&buf, &right(0, count), &what("all_reduce in place"));
         let (send, mut recv) = (mine(count), vec![f32::NAN; count]);
         comm.all_reduce_into(&send, &mut recv, redop).unwrap();
-        assert_bits(&recv, right, &what("all_reduce"));
-        assert_bits(&send, |i| number(me, i), "the send buffer of all_reduce");
+        assert_same_bits(&recv, &right(0, recv.len()), &what("all_reduce"));
+        assert_same_bits(&send, &mine(count), "the send buffer of all_reduce");
 
         let root = count % world;
         let mut buf = mine(count);
         comm.reduce(&mut buf, redop, root).unwrap();
         if me == root {
-            assert_bits(&buf, right, &what("reduce in place"));
+            assert_same_bits(&buf, &right(0, count), &what("reduce in place"));
         }
         let mut recv = vec![f32::NAN; if me == root { count } else { 0 }];
         comm.reduce_into(&send, (me == root).then_some(&mut recv[..]), redop, root).unwrap();
-        assert_bits(&recv, right, &what("reduce"));
-        assert_bits(&send, |i| number(me, i), "the send buffer of reduce");
+        assert_same_bits(&recv, &right(0, recv.len()), &what("reduce"));
+        assert_same_bits(&send, &mine(count), "the send buffer of reduce");
 
         let mut send = mine(count * world);
         let mut recv = vec![f32::NAN; count];
         comm.reduce_scatter(&send, &mut recv, redop).unwrap();
-        assert_bits(&recv, |i| right(me * count + i), &what("reduce_scatter"));
+        assert_same_bits(&recv, &right(me * count, count), &what("reduce_scatter"));
         comm.reduce_scatter_in_place(&mut send, redop).unwrap();
-        assert_bits(&send[me * count..(me + 1) * count], |i| right(me * count + i), &what("reduce_scatter in place"));
+        assert_same_bits(&send[me * count..(me + 1) * count], &right(me * count, count), &what("reduce_scatter in place"));
 
         // One rank has nothing, and the others have blocks of different lengths.
         let counts: Vec<usize> = (0..world).map(|rank| if rank == 1 { 0 } else { count + 7 * rank }).collect();
@@ -102,9 +118,9 @@ fn check_reductions(comm: &Communicator, hosts: &[usize], wire: WireDType, count
         let mut send = mine(counts.iter().sum());
         let mut recv = vec![f32::NAN; counts[me]];
         comm.reduce_scatter_v(&send, &mut recv, &counts, redop).unwrap();
-        assert_bits(&recv, |i| right(start + i), &what("reduce_scatter_v"));
+        assert_same_bits(&recv, &right(start, recv.len()), &what("reduce_scatter_v"));
         comm.reduce_scatter_v_in_place(&mut send, &counts, redop).unwrap();
-        assert_bits(&send[start..start + counts[me]], |i| right(start + i), &what("reduce_scatter_v in place"));
+        assert_same_bits(&send[start..start + counts[me]], &right(start, counts[me]), &what("reduce_scatter_v in place"));
     }
 }
 
@@ -309,31 +325,32 @@ impl Deviation {
     }
 }
 
-/// A number of the standard normal distribution (Box and Muller).
-fn normal(rank: usize, i: usize) -> f32 {
-    let uniform = |what: u64| ((random(random(2027 + rank as u64, i as u64), what) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-    ((-2.0 * uniform(1).ln()).sqrt() * (std::f64::consts::TAU * uniform(2)).cos()) as f32
+/// Numbers of the standard normal distribution (Box and Muller), which are a rank's.
+fn normal(rank: usize) -> Vec<f32> {
+    let uniform = |i: u64, what: u64| ((random(random(2027 + rank as u64, i), what) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+    let number = |i| ((-2.0 * uniform(i, 1).ln()).sqrt() * (std::f64::consts::TAU * uniform(i, 2)).cos()) as f32;
+    (0..MEASURED as u64).map(number).collect()
 }
 
 /// Elements of each measurement of errors.
 const MEASURED: usize = 1 << 17;
 
-/// Returns the error of sums of normal numbers over `world` hosts of one rank each, by `reduce`.
+/// Returns the error of sums of these numbers, over hosts of one rank each, by `reduce`.
 fn deviation(
-    world: usize,
+    numbers: &[Vec<f32>],
+    exact: &[f64],
     options: impl Fn(Builder) -> Builder + Sync,
     reduce: impl Fn(&Communicator, Vec<f32>) -> Vec<f32> + Sync,
 ) -> Deviation {
-    let exact: Vec<f64> = (0..MEASURED).map(|i| (0..world).map(|rank| f64::from(normal(rank, i))).sum()).collect();
     let found = Mutex::new(Vec::new());
-    let hosts: Vec<usize> = (0..world).collect();
+    let hosts: Vec<usize> = (0..numbers.len()).collect();
     on_hosts(
         &hosts,
         |_, builder| options(builder),
         |comm| {
-            let got = reduce(&comm, (0..MEASURED).map(|i| normal(comm.rank(), i)).collect());
+            let got = reduce(&comm, numbers[comm.rank()].clone());
             if comm.rank() == 0 {
-                found.lock().unwrap().push(Deviation::of(&got, &exact));
+                found.lock().unwrap().push(Deviation::of(&got, exact));
             }
         },
     );
@@ -377,13 +394,19 @@ fn errors_are_those_of_the_documentation() {
     let documented = include_str!("../../docs/collectives.md");
     let mut missing = Vec::new();
     println!("| type | 16 bits between hosts | ring of 16 bits | f32 |\n|---|---|---|---|");
+    let numbers: Vec<Vec<f32>> = (0..16).map(normal).collect();
+    let worlds = [2, 4, 8, 16].map(|world| {
+        let numbers = &numbers[..world];
+        let sums: Vec<f64> = (0..MEASURED).map(|i| numbers.iter().map(|its| f64::from(its[i])).sum()).collect();
+        let exact = deviation(numbers, &sums, |builder| builder.algorithm(Algorithm::Ring), sum);
+        (world, numbers, sums, exact)
+    });
     for wire in HALVES {
         let mut worst = [Deviation::default(); 3];
-        for world in [2, 4, 8, 16] {
-            let exact = deviation(world, |builder| builder.algorithm(Algorithm::Ring), sum);
-            let compressed = deviation(world, |builder| builder.wire_dtype(wire), sum);
-            let reducer = deviation(world, |builder| builder.wire_dtype(wire), by_the_reducer);
-            let ring = deviation(world, |builder| builder.algorithm(Algorithm::Ring), by_a_ring(wire));
+        for &(world, numbers, ref sums, exact) in &worlds {
+            let compressed = deviation(numbers, sums, |builder| builder.wire_dtype(wire), sum);
+            let reducer = deviation(numbers, sums, |builder| builder.wire_dtype(wire), by_the_reducer);
+            let ring = deviation(numbers, sums, |builder| builder.algorithm(Algorithm::Ring), by_a_ring(wire));
             // The unit of rounding.
             let unit = if wire == WireDType::F16 { 2f64.powi(-11) } else { 2f64.powi(-8) };
             assert!(compressed.rms < unit && reducer.rms < unit, "{wire} on {world}: {compressed:?}, {reducer:?}");
