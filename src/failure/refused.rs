@@ -10,9 +10,9 @@ use crate::sys;
 /// refuses to this process. The rank at fault is then this one, and not the peer that it was about.
 pub(crate) fn name_refused_call(error: Error) -> Error {
     match error {
-        Error::Os { doing, source } => {
+        Error::Os { doing, source, rank } => {
             let source = sys::refusal_behind(&source).map_or(source, Arc::new);
-            Error::Os { doing, source }
+            Error::Os { doing, source, rank }
         }
         Error::Store { store, problem: StoreError::Io { doing, source } } => {
             let source = sys::refusal_behind(&source).map_or(source, Arc::new);

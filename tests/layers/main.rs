@@ -277,7 +277,7 @@ const ON_GPUS: [(&str, &str); 6] = [
 /// The compiler refuses what a build without the feature needs of these modules.
 #[test]
 fn a_build_for_hosts_compiles_no_cuda() {
-    let sources = read("src", 150);
+    let sources = read("src");
     for (file, declared) in ON_GPUS {
         let source = sources.iter().find(|source| source.file == file).expect("the file is there");
         assert!(source.code.contains(declared), "{file} does not say {declared}");
@@ -356,7 +356,7 @@ fn descriptors_have_numbers_above_the_standard_ones() {
 
 #[test]
 fn times_are_shown_by_one_function() {
-    let wrong = shows_times_by_debug(&read("src", 150));
+    let wrong = shows_times_by_debug(read("src"));
     assert!(wrong.is_empty(), "show times by error::shown::time in {wrong:?}");
 }
 
