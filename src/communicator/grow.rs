@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::connect::connect;
 use super::{Communicator, OfJob, calls};
-use crate::bootstrap::admission::{Job, Waiting, Within};
+use crate::bootstrap::admission::{Job, WaitingNewcomer, Within};
 use crate::bootstrap::identity::random_number;
 use crate::bootstrap::{OwnFailure, Start};
 use crate::buffer::{RawSlice, RawSliceMut};
@@ -168,7 +168,7 @@ struct Growth<'a> {
     number: u64,
     world_size: usize,
     /// The newcomers, on rank 0.
-    found: Vec<Waiting>,
+    found: Vec<WaitingNewcomer>,
 }
 
 impl Growth<'_> {

@@ -152,7 +152,7 @@ impl Communicator {
             Ok(mut core) if self.exec.state.info.cancel.is_cancelled() => {
                 let error = self.exec.fail(Error::Aborted { op: Op::Connect, seq: 0 });
                 failure::give_up_part(core.fabric().status(), &error);
-                core.part(true);
+                core.leave(true);
                 drop(core);
                 Err(error)
             }

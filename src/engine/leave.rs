@@ -14,7 +14,7 @@ impl Engine {
     /// Tells peers that this rank takes part no longer: it leaves after operation `last_seq`, or an
     /// operation has `failed`. Informs all peers with which there is a link, and the `callers` that
     /// have just connected. A rank that leaves waits up to [`PARTING`] for room in the links.
-    pub(crate) fn part(&mut self, last_seq: u64, failed: bool, callers: &[Rank]) {
+    pub(crate) fn leave(&mut self, last_seq: u64, failed: bool, callers: &[Rank]) {
         let descriptor = Descriptor { seq: last_seq, ..Descriptor::nothing() };
         let kind = if failed { Kind::Revoked } else { Kind::Goodbye };
         let bytes = Frame { kind, len: 0, descriptor: descriptor.encode() }.encode();

@@ -235,7 +235,7 @@ fn after_a_message_that_was_cut_off_nothing_follows() {
         Err(Error::Peer { rank: 1, cause: Cause::Silent { .. }, .. }) => {}
         other => panic!("{other:?}"),
     }
-    engine.part(0, true, &[]);
+    engine.leave(0, true, &[]);
 
     let (mut taken, mut block) = (0, [0u8; 4096]);
     let end = loop {
@@ -303,7 +303,7 @@ fn farewells(learn: impl Fn(&mut Engine, &CommInfo) -> Result<()>) {
         unsafe { leaver.run(sends(&info[0], before + 1, &[])) }.unwrap();
         // SAFETY: nothing is written.
         unsafe { other.run(receives(&info[1], &mut [], None)) }.unwrap();
-        leaver.part(before, false, &[]);
+        leaver.leave(before, false, &[]);
         drop(leaver);
         match learn(&mut other, &info[1]) {
             Err(Error::Peer { rank: 0, cause: Cause::Left { last_seq }, .. }) => assert_eq!(last_seq, before),

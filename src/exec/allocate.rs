@@ -58,7 +58,7 @@ impl Core {
         let mine = made.inspect_err(no_shared_memory).ok().flatten();
         let lent = mine.as_ref().map_or(0, |region| host.lend(region));
         let shared = (|| {
-            let id = window.tell(&context, [lent.into(), 0, 0, 0, 0, 0])?[0][0];
+            let id = window.all_gather_words(&context, [lent.into(), 0, 0, 0, 0, 0])?[0][0];
             let found = match u32::try_from(id) {
                 Ok(0) | Err(_) => None,
                 Ok(_) if place == 0 => mine,
@@ -71,7 +71,7 @@ impl Core {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(not_reserved(info, descriptor, part, error)),
                 found => found.inspect_err(no_shared_memory).ok().flatten(),
             };
-            let have = window.tell(&context, [found.is_some().into(), 0, 0, 0, 0, 0])?;
+            let have = window.all_gather_words(&context, [found.is_some().into(), 0, 0, 0, 0, 0])?;
             Ok(found.filter(|_| have.iter().all(|notes| notes[0] != 0)))
         })();
         if lent != 0 {

@@ -63,7 +63,7 @@ impl Core {
     fn finish_connecting(&mut self, info: &CommInfo, connect: impl FnOnce(&mut Core) -> Result<()>) -> Result<()> {
         connect(self).map_err(|error| {
             let error = agree_on_report(self.fabric.status(), info, error);
-            self.part(true);
+            self.leave(true);
             self.recording.failed(&error);
             error
         })
@@ -113,7 +113,7 @@ impl Core {
             let messages = Messages::in_place(Op::AllReduce, Algorithm::RecursiveDoubling, memory, 1, kernel);
             let descriptor = Descriptor { op: Op::Connect, count: 1, ..Descriptor::nothing() };
             // SAFETY: `all_have` is borrowed for the call.
-            unsafe { self.run_messages(OpContext::new(descriptor, info), messages)? };
+            unsafe { self.run_schedule(OpContext::new(descriptor, info), messages)? };
             has_window = all_have[0] != 0;
         }
         if !has_window {

@@ -196,7 +196,7 @@ impl Core {
     }
 
     /// Tells the other ranks that this one takes no further part.
-    pub(crate) fn part(&mut self, failed: bool) {
+    pub(crate) fn leave(&mut self, failed: bool) {
         self.fabric.status().last_seq.store(self.seq, Ordering::Relaxed);
         let callers = if failed { Vec::new() } else { self.fabric.peers_with_links() };
         // A peer may have connected to this rank, which has neither sent nor received a message
@@ -207,10 +207,10 @@ impl Core {
                 // Of messages that were interrupted.
                 engine.forget_messages();
             }
-            engine.part(seq, failed, &callers);
+            engine.leave(seq, failed, &callers);
         }
         if let Some(window) = &mut self.window {
-            window.part(self.seq, failed);
+            window.leave(self.seq, failed);
         }
         if failed {
             self.fabric.refuse_connections();

@@ -141,7 +141,7 @@ impl Core {
             compression: self.compression(call),
         };
         // SAFETY: passed on.
-        unsafe { self.run_messages(context, messages) }
+        unsafe { self.run_schedule(context, messages) }
     }
 
     /// The ranks in the order in which a schedule of all ranks visits them, if that is another one than
@@ -160,7 +160,7 @@ impl Core {
     /// # Safety
     ///
     /// The buffers are valid until this returns, and nothing else uses them.
-    pub(super) unsafe fn run_messages<'c>(&mut self, context: OpContext<'c>, messages: Messages<'c>) -> Result<()> {
+    pub(super) unsafe fn run_schedule<'c>(&mut self, context: OpContext<'c>, messages: Messages<'c>) -> Result<()> {
         let Messages { op, algorithm, ranks, root, count, sends, recvs, input, output, element, kernel, compression } = messages;
         let (all, own) = (self.layout.ranks, self.fabric.rank());
         let rank = ranks.map_or(own, |ranks| ranks.iter().position(|&rank| rank == own).expect("this rank is one of them"));

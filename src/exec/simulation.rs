@@ -324,7 +324,7 @@ impl Operation<'_> {
             Err(error) => {
                 context.rest();
                 let error = agree_on_report(status, info, error);
-                engine.part(0, true, &[]);
+                engine.leave(0, true, &[]);
                 Err(End::Failed(error))
             }
         }

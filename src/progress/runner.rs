@@ -63,7 +63,7 @@ impl Runner {
             return;
         }
         if op.is_point_to_point() {
-            if catch_unwind(AssertUnwindSafe(|| self.run_messages(&mut core, &turn, interrupted))).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| self.run_side_by_side(&mut core, &turn, interrupted))).is_err() {
                 _ = shared.fail(&mut core, panicked);
             }
             return;
@@ -112,7 +112,7 @@ impl Runner {
     /// Runs sends and receives side by side, so that none waits for one that was queued before it:
     /// those that were interrupted, and the tasks up to the next collective, also those that are
     /// queued meanwhile.
-    fn run_messages(&self, core: &mut Core, turn: &Turn<'_>, mut interrupted: VecDeque<(Task, Interrupted)>) {
+    fn run_side_by_side(&self, core: &mut Core, turn: &Turn<'_>, mut interrupted: VecDeque<(Task, Interrupted)>) {
         let shared = &self.shared;
         let first = interrupted.front().map(|(task, _)| task.call.clone()).or_else(|| turn.peek(Call::clone));
         let Some(first) = first else { return };

@@ -323,7 +323,7 @@ impl CommState {
         self.devices.release();
         if self.failure.set(Arc::new(error.clone())).is_ok() {
             crate::log::info!(%error, rank = self.info.rank, "the communicator is revoked");
-            core.part(true);
+            core.leave(true);
             self.recording.failed(error);
         }
         self.devices.abandon();

@@ -98,7 +98,7 @@ impl Executor {
             // SAFETY: passed on.
             return unsafe {
                 match call.op.is_point_to_point() {
-                    true => self.run_messages(core, std::slice::from_ref(call)),
+                    true => self.run_or_pass_on(core, std::slice::from_ref(call)),
                     false => self.state.dispatch(&mut core, call),
                 }
             };
@@ -173,7 +173,7 @@ impl Executor {
             && let Some(core) = self.claim()
         {
             // SAFETY: passed on.
-            return unsafe { self.run_messages(core, &checked) };
+            return unsafe { self.run_or_pass_on(core, &checked) };
         }
         if checked.iter().any(|call| call.on_device.is_some()) {
             self.check_not_failed()?;
@@ -202,7 +202,7 @@ impl Executor {
     /// # Safety
     ///
     /// As for [`Executor::submit`], for all calls.
-    unsafe fn run_messages(&self, mut core: MutexGuard<'_, Core>, calls: &[Call]) -> Result<()> {
+    unsafe fn run_or_pass_on(&self, mut core: MutexGuard<'_, Core>, calls: &[Call]) -> Result<()> {
         let is_wanted = || !self.queue.is_idle() && self.queue.has_thread();
         // SAFETY: passed on: this waits for those that are returned.
         let interrupted = unsafe { self.state.dispatch_together(&mut core, calls, is_wanted)? };
@@ -247,7 +247,7 @@ impl Drop for Executor {
         // has ended.
         let mut core = self.state.core.lock();
         match self.state.failure.get() {
-            None => core.part(panics),
+            None => core.leave(panics),
             Some(_) => self.state.devices.abandon_memory(),
         }
     }

@@ -112,13 +112,13 @@ pub(super) fn price(op: Op, bytes: u64, layout: Layout, choice: Choice) -> Price
         (Algorithm::Window, _) => price_window(op, bytes as f64, layout.ranks as f64),
         (Algorithm::Hierarchical, Some(between)) => {
             let outside = price_messages(op, bytes_between(op, bytes, layout) as f64, layout.between(), between);
-            // A host's rails send at the same time, through one network interface.
-            let rails = if has_rails(op) { layout.fewest_per_host as f64 } else { 1.0 };
+            // A host's columns send at the same time, through one network interface.
+            let columns = if has_columns(op) { layout.fewest_per_host as f64 } else { 1.0 };
             let outside = Price {
-                network_bytes: outside.network_bytes * rails,
-                crossing_bytes: outside.crossing_bytes * rails,
-                uplink_bytes: outside.uplink_bytes * rails,
-                mean_crossing_bytes: outside.mean_crossing_bytes * rails,
+                network_bytes: outside.network_bytes * columns,
+                crossing_bytes: outside.crossing_bytes * columns,
+                uplink_bytes: outside.uplink_bytes * columns,
+                mean_crossing_bytes: outside.mean_crossing_bytes * columns,
                 ..outside
             };
             price_inside(op, bytes as f64, layout).plus(outside)
@@ -128,7 +128,7 @@ pub(super) fn price(op: Op, bytes: u64, layout: Layout, choice: Choice) -> Price
 }
 
 /// Whether every rank of a host exchanges a part with other hosts, and not only the leader.
-const fn has_rails(op: Op) -> bool {
+const fn has_columns(op: Op) -> bool {
     !matches!(op, Op::Barrier | Op::Broadcast | Op::Reduce | Op::Gather | Op::Scatter)
 }
 
@@ -136,13 +136,13 @@ const fn has_rails(op: Op) -> bool {
 /// hosts, in a hierarchical collective of `bytes`.
 pub(super) fn bytes_between(op: Op, bytes: u64, layout: Layout) -> u64 {
     // Each rank has a buffer of its own for an all-to-all.
-    if has_rails(op) && op != Op::AllToAll { bytes / layout.fewest_per_host as u64 } else { bytes }
+    if has_columns(op) && op != Op::AllToAll { bytes / layout.fewest_per_host as u64 } else { bytes }
 }
 
 /// The price inside the hosts of a hierarchical collective.
 fn price_inside(op: Op, bytes: f64, layout: Layout) -> Price {
     let ranks = layout.most_per_host() as f64;
-    // Blocks are copied into the order of the rails, or out of it.
+    // Blocks are copied into the order of the columns, or out of it.
     let copied = match op {
         Op::AllGather | Op::AllGatherV | Op::ReduceScatter | Op::ReduceScatterV => 2.0 * bytes,
         Op::AllToAll => 4.0 * bytes,

@@ -119,7 +119,7 @@ pub(crate) fn fuzz(bytes: &[u8]) {
     }
     // `part` would wait for seconds for a peer that claims to write.
     peer.rank_state(other).borrows.store(0, Ordering::Relaxed);
-    window.part(1, outcome.is_err());
+    window.leave(1, outcome.is_err());
 }
 
 /// Bytes of a registered buffer's part.

@@ -387,7 +387,7 @@ fn a_rank_that_is_late_leaves_or_fails_is_named() {
         on_ranks(3, timeout, |rank_window, rank| {
             if rank == 1 {
                 if absence > 0 {
-                    rank_window.window.part(5, absence == 2);
+                    rank_window.window.leave(5, absence == 2);
                 }
                 return;
             }
@@ -677,7 +677,7 @@ mod in_groups {
                 rank_window.check(Op::AllReduce, 1, 0, false, 1);
                 if rank == gone {
                     if absence > 0 {
-                        rank_window.window.part(5, absence == 2);
+                        rank_window.window.leave(5, absence == 2);
                     }
                     return;
                 }
@@ -703,7 +703,7 @@ mod in_groups {
                 window.chain = Descriptor::chained(window.chain, context.fingerprint);
                 window.begin_phase(&context, [0; 6]).unwrap();
                 window.phases.publish();
-                return window.part(1, false);
+                return window.leave(1, false);
             }
             rank_window.run(Op::Barrier, 0, None, 0, RawSlice::EMPTY, RawSliceMut::EMPTY).unwrap();
         });
@@ -796,7 +796,7 @@ mod taken_back {
         assert!(window.lend_memory(&context, input, Some(output)).is_some());
         assert!(window.lend_memory(&context, input, Some(output)).is_none(), "the buffers were lent twice");
 
-        window.part(1, true);
+        window.leave(1, true);
         assert!(window.lend_memory(&context, input, Some(output)).is_none(), "the buffers were lent after they were revoked");
         let pages =
             [(&lent, 2), (&lent, 0), (&other, 2)].map(|(allocation, n)| (allocation, n * page.bytes()..(n + 1) * page.bytes()));

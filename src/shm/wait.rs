@@ -30,7 +30,7 @@ pub(crate) enum Sources {
 impl Window {
     /// Gives the words of every rank of this host to all of them, as one operation. Returns them in
     /// the order of ranks.
-    pub(crate) fn tell(&mut self, context: &OpContext<'_>, words: Words) -> Result<Vec<Words>> {
+    pub(crate) fn all_gather_words(&mut self, context: &OpContext<'_>, words: Words) -> Result<Vec<Words>> {
         self.chain = Descriptor::chained(self.chain, context.fingerprint);
         let told = self.check_no_peer_failed(context).and_then(|()| self.exchange(context, words));
         match told {

@@ -211,7 +211,7 @@ impl Window {
 
     /// Tells the peers that this rank has failed, or has left after operation `last_seq`. If it has
     /// failed, no peer uses its registered buffers when this returns.
-    pub(crate) fn part(&mut self, last_seq: u64, failed: bool) {
+    pub(crate) fn leave(&mut self, last_seq: u64, failed: bool) {
         let rank_state = self.phases.lines.rank_state(self.rank);
         rank_state.last_seq.store(last_seq, Ordering::Relaxed);
         rank_state.state.store(if failed { REVOKED } else { LEFT }, Ordering::SeqCst);

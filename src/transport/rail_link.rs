@@ -374,7 +374,7 @@ impl Rails {
     /// no call has read, and throws away what it has not delivered. If an end lost a rail, these may be
     /// bytes that the peer sent twice, and this waits until the peer's system has what the link has
     /// taken.
-    fn part(&mut self) {
+    fn leave(&mut self) {
         let began = Instant::now();
         self.rails.iter_mut().for_each(Rail::drain);
         let is_unanswered = self.rails.iter().any(Rail::is_unanswered) && !self.rails.iter().all(Rail::is_unanswered);
@@ -517,7 +517,7 @@ impl Drop for RailLink {
         }
         let Some(mut rails) = self.rails.try_lock_for(PARTING) else { return };
         if rails.is_intact() {
-            rails.part();
+            rails.leave();
         }
         rails.traffic.close();
     }

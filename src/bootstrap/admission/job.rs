@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::waiting_list::{Waiting, WaitingList};
+use super::waiting_list::{WaitingList, WaitingNewcomer};
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::store::{Store, StoreUrl};
 use crate::bootstrap::store_source::StoreSource;
@@ -90,7 +90,7 @@ impl Job {
 
     /// Returns the newcomers that wait, on rank 0 of a communicator of `ranks` ranks. Opens the list
     /// first if there is none. Replaces an old one in which it has found none.
-    pub(crate) fn look(&self, ranks: usize, deadline: Instant) -> Result<Vec<Waiting>> {
+    pub(crate) fn look(&self, ranks: usize, deadline: Instant) -> Result<Vec<WaitingNewcomer>> {
         let mut list = self.list.lock();
         if let Some(current) = list.as_mut() {
             match current.look(ranks, &self.settings) {
@@ -137,7 +137,7 @@ impl Job {
     }
 
     /// Tells newcomers that they are admitted, on rank 0 of a communicator of `ranks` ranks.
-    pub(crate) fn admit(&self, newcomers: &[Waiting], growth: u64, ranks: usize, deadline: Instant) -> Result<()> {
+    pub(crate) fn admit(&self, newcomers: &[WaitingNewcomer], growth: u64, ranks: usize, deadline: Instant) -> Result<()> {
         match &*self.list.lock() {
             Some(list) => list.admit(newcomers, growth, ranks, deadline),
             None if newcomers.is_empty() => Ok(()),

@@ -27,5 +27,5 @@ mod within;
 
 pub(crate) use job::Job;
 pub(crate) use newcomer::Newcomer;
-pub(crate) use waiting_list::Waiting;
+pub(crate) use waiting_list::WaitingNewcomer;
 pub(crate) use within::Within;

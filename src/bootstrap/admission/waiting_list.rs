@@ -44,19 +44,19 @@ pub(super) struct WaitingList {
     /// The first place that has not been read.
     next: usize,
     /// Newcomers that gave no answer, and how often they were probed.
-    silent: VecDeque<(Waiting, u32)>,
+    silent: VecDeque<(WaitingNewcomer, u32)>,
     opened: Instant,
 }
 
 /// A newcomer that waits.
 #[derive(Clone)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitingNewcomer {
     place: usize,
     peer: PeerInfo,
     identity: Identity,
 }
 
-impl Waiting {
+impl WaitingNewcomer {
     /// Returns the process, for messages.
     pub(crate) fn process(&self) -> String {
         self.peer.process()
@@ -154,7 +154,7 @@ impl WaitingList {
     }
 
     /// Returns the newcomers that wait, as many as a communicator of `ranks` ranks can admit.
-    pub(super) fn look(&mut self, ranks: usize, settings: &Settings) -> Result<Vec<Waiting>> {
+    pub(super) fn look(&mut self, ranks: usize, settings: &Settings) -> Result<Vec<WaitingNewcomer>> {
         let most = PLACES_AT_ONCE.min(MOST_RANKS.saturating_sub(ranks));
         let mut asked = std::mem::take(&mut self.silent);
         let (began, mut found) = (Instant::now(), Vec::new());
@@ -199,11 +199,11 @@ impl WaitingList {
             self.write(place, &Admission::Refused(refusal), PATIENCE)?;
             return Ok(Read::Other);
         }
-        Ok(Read::Newcomer(Box::new(Waiting { place, peer, identity: self.identity.clone() })))
+        Ok(Read::Newcomer(Box::new(WaitingNewcomer { place, peer, identity: self.identity.clone() })))
     }
 
     /// Tells newcomers, by the deadline, that they become the ranks from `first` on of a communicator.
-    pub(super) fn admit(&self, newcomers: &[Waiting], growth: u64, first: Rank, deadline: Instant) -> Result<()> {
+    pub(super) fn admit(&self, newcomers: &[WaitingNewcomer], growth: u64, first: Rank, deadline: Instant) -> Result<()> {
         let world_size = first + newcomers.len();
         for (rank, newcomer) in (first..).zip(newcomers) {
             let patience = PATIENCE.min(deadline.saturating_duration_since(Instant::now()));
@@ -228,7 +228,7 @@ impl WaitingList {
 
 /// What is at a place of the list.
 enum Read {
-    Newcomer(Box<Waiting>),
+    Newcomer(Box<WaitingNewcomer>),
     /// A newcomer that was refused, or the value of a stranger.
     Other,
     Nothing,

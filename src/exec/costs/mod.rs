@@ -101,7 +101,7 @@ impl Core {
         let messages =
             Messages::in_place(Op::Broadcast, Algorithm::Binomial, RawSliceMut::of(&mut costs), size_of::<u64>(), None);
         // SAFETY: `costs` is borrowed for the call.
-        unsafe { self.run_messages(context, Messages { root: pair[0], ..messages })? };
+        unsafe { self.run_schedule(context, Messages { root: pair[0], ..messages })? };
         let [latency, overhead, per_byte, reduce] = costs.map(f64::from_bits);
         Ok((LinkCost { latency, overhead, per_byte }, reduce))
     }
@@ -222,7 +222,7 @@ impl Core {
     unsafe fn pass_memory(&mut self, probe: &Probe<'_>, from: usize, memory: RawSliceMut) -> Result<()> {
         let messages = Messages::in_place(Op::Broadcast, Algorithm::Binomial, memory, 1, None);
         // SAFETY: passed on.
-        unsafe { self.run_messages(probe.context.clone(), Messages { ranks: Some(&probe.pair), root: from, ..messages }) }
+        unsafe { self.run_schedule(probe.context.clone(), Messages { ranks: Some(&probe.pair), root: from, ..messages }) }
     }
 }
 

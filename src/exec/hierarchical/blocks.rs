@@ -1,7 +1,7 @@
 //! Collectives of blocks over several hosts. The ranks with the same place on their hosts form a
-//! rail. A rail carries the blocks of its own ranks, and so each byte crosses a host's link once for
-//! each host that needs it. A rank whose place some host does not have uses the rail of its place
-//! modulo the number of rails.
+//! column. A column carries the blocks of its own ranks, and so each byte crosses a host's link once for
+//! each host that needs it. A rank whose place some host does not have uses the column of its place
+//! modulo the number of columns.
 
 use std::ops::Range;
 
@@ -15,25 +15,25 @@ use crate::schedule::{Algorithm, Blocks};
 use crate::shm::{Window, WindowCall};
 use crate::types::{Op, Rank};
 
-/// The ranks by host, and the blocks of all ranks in the order in which the rails carry them: by rail,
+/// The ranks by host, and the blocks of all ranks in the order in which the columns carry them: by column,
 /// then by host, then by place.
-struct Rails {
+struct Columns {
     /// The ranks of each host. Hosts are in the order in which schedules visit them.
     hosts: Vec<Vec<Rank>>,
-    rails: usize,
+    columns: usize,
     /// This rank's host and its place there.
     host: usize,
     place: usize,
 }
 
-/// A block in the order of the rails and in that of the ranks, in elements.
+/// A block in the order of the columns and in that of the ranks, in elements.
 struct Moved {
     packed: Range<usize>,
     ranked: Range<usize>,
 }
 
-impl Rails {
-    fn of(core: &Core) -> Rails {
+impl Columns {
+    fn of(core: &Core) -> Columns {
         let first = core.fabric().hosts();
         let mut hosts: Vec<Vec<Rank>> = vec![Vec::new(); core.layout().hosts];
         let mut index = vec![0; first.len()];
@@ -46,47 +46,47 @@ impl Rails {
         let own = core.fabric().rank();
         let host = index[first[own]];
         let place = hosts[host].iter().position(|&rank| rank == own).expect("this rank is on its host");
-        Rails { rails: core.layout().fewest_per_host, hosts, host, place }
+        Columns { columns: core.layout().fewest_per_host, hosts, host, place }
     }
 
-    /// The ranks of a rail, one on each host, in the order of hosts.
-    fn ranks(&self, rail: usize) -> Vec<Rank> {
-        self.hosts.iter().map(|host| host[rail]).collect()
+    /// The ranks of a column, one on each host, in the order of hosts.
+    fn ranks(&self, column: usize) -> Vec<Rank> {
+        self.hosts.iter().map(|host| host[column]).collect()
     }
 
-    /// The ranks of a host that use a rail.
-    fn users(&self, host: usize, rail: usize) -> impl Iterator<Item = Rank> + '_ {
-        self.hosts[host].iter().copied().skip(rail).step_by(self.rails)
+    /// The ranks of a host that use a column.
+    fn users(&self, host: usize, column: usize) -> impl Iterator<Item = Rank> + '_ {
+        self.hosts[host].iter().copied().skip(column).step_by(self.columns)
     }
 
-    /// Whether each rank of this host has a rail of its own.
+    /// Whether each rank of this host has a column of its own.
     fn has_rail_for_each(&self) -> bool {
-        self.hosts[self.host].len() == self.rails
+        self.hosts[self.host].len() == self.columns
     }
 
-    /// Where each rail's part of the packed blocks starts, and in it that of each host. Both lists end
+    /// Where each column's part of the packed blocks starts, and in it that of each host. Both lists end
     /// with the end.
     fn offsets(&self, blocks: Blocks<'_>) -> (Vec<usize>, Vec<Vec<usize>>) {
         let mut at = 0;
-        let (mut of_rails, mut of_hosts) = (vec![0], Vec::with_capacity(self.rails));
-        for rail in 0..self.rails {
+        let (mut of_columns, mut of_hosts) = (vec![0], Vec::with_capacity(self.columns));
+        for column in 0..self.columns {
             let mut ends = vec![0];
             let start = at;
             for host in 0..self.hosts.len() {
-                at += self.users(host, rail).map(|rank| blocks.range(rank).len()).sum::<usize>();
+                at += self.users(host, column).map(|rank| blocks.range(rank).len()).sum::<usize>();
                 ends.push(at - start);
             }
             of_hosts.push(ends);
-            of_rails.push(at);
+            of_columns.push(at);
         }
-        (of_rails, of_hosts)
+        (of_columns, of_hosts)
     }
 
-    /// All blocks, in the order of the rails.
+    /// All blocks, in the order of the columns.
     fn moved(&self, blocks: Blocks<'_>) -> Vec<Moved> {
         let mut at = 0;
-        let in_order = (0..self.rails).flat_map(|rail| (0..self.hosts.len()).map(move |host| (rail, host)));
-        let ranks = in_order.flat_map(|(rail, host)| self.users(host, rail));
+        let in_order = (0..self.columns).flat_map(|column| (0..self.hosts.len()).map(move |host| (column, host)));
+        let ranks = in_order.flat_map(|(column, host)| self.users(host, column));
         let moved = ranks.map(|rank| {
             let ranked = blocks.range(rank);
             let packed = at..at + ranked.len();
@@ -145,7 +145,7 @@ fn scratch(memory: &mut Vec<u64>, bytes: usize) -> RawSliceMut {
 }
 
 impl Core {
-    /// Each rail all-gathers its blocks between hosts; each host all-gathers what its rails have.
+    /// Each column all-gathers its blocks between hosts; each host all-gathers what its columns have.
     ///
     /// # Safety
     ///
@@ -157,45 +157,45 @@ impl Core {
         between: Algorithm,
     ) -> Result<()> {
         let element = call.dtype.size();
-        let rails = Rails::of(self);
+        let columns = Columns::of(self);
         let blocks = call.recv_counts.as_ref().map_or(Blocks::Even(call.count), |counts| counts.blocks());
-        let (of_rails, of_hosts) = rails.offsets(blocks);
-        let all = of_rails[rails.rails] * element;
-        let of_host: Vec<usize> = sums(rails.hosts[rails.host].iter().map(|&rank| blocks.range(rank).len()));
+        let (of_columns, of_hosts) = columns.offsets(blocks);
+        let all = of_columns[columns.columns] * element;
+        let of_host: Vec<usize> = sums(columns.hosts[columns.host].iter().map(|&rank| blocks.range(rank).len()));
         let mut partial = std::mem::take(&mut self.partial);
         let memory = scratch(&mut partial, all + of_host[of_host.len() - 1] * element);
         let (packed, own_host) = (memory.take(all), memory.skip(all));
         // SAFETY: passed on. The parts of the scratch memory are apart.
         let result = unsafe {
             (|| {
-                if rails.has_rail_for_each() {
-                    let at = of_rails[rails.place] + of_hosts[rails.place][rails.host];
+                if columns.has_rail_for_each() {
+                    let at = of_columns[columns.place] + of_hosts[columns.place][columns.host];
                     copy(call.send, &(0..call.send.len / element), packed, at, element);
                 } else if let Some(window) = &mut self.window {
                     let gather = WindowCall::new(Op::AllGatherV, call.send, own_host, element);
                     window.run(context, &WindowCall { blocks: Blocks::Listed(&of_host), ..gather })?;
-                    for rail in 0..rails.rails {
-                        let mut at = of_rails[rail] + of_hosts[rail][rails.host];
-                        for place in (rail..of_host.len() - 1).step_by(rails.rails) {
+                    for column in 0..columns.columns {
+                        let mut at = of_columns[column] + of_hosts[column][columns.host];
+                        for place in (column..of_host.len() - 1).step_by(columns.columns) {
                             let from = of_host[place]..of_host[place + 1];
                             copy(own_host.as_const(), &from, packed, at, element);
                             at += from.len();
                         }
                     }
                 }
-                if rails.place < rails.rails {
-                    let hosts = &of_hosts[rails.place];
-                    let output = part(packed, of_rails[rails.place]..of_rails[rails.place + 1], element);
-                    let input = part(output, hosts[rails.host]..hosts[rails.host + 1], element).as_const();
-                    self.run_on_rail(context, &rails, (Op::AllGatherV, between), (input, output), hosts, call)?;
+                if columns.place < columns.columns {
+                    let hosts = &of_hosts[columns.place];
+                    let output = part(packed, of_columns[columns.place]..of_columns[columns.place + 1], element);
+                    let input = part(output, hosts[columns.host]..hosts[columns.host + 1], element).as_const();
+                    self.run_on_rail(context, &columns, (Op::AllGatherV, between), (input, output), hosts, call)?;
                 }
                 if let Some(window) = &mut self.window {
-                    let places = by_place(&of_rails, window);
-                    let own = places[rails.place]..places[rails.place + 1];
+                    let places = by_place(&of_columns, window);
+                    let own = places[columns.place]..places[columns.place + 1];
                     let gather = WindowCall::new(Op::AllGatherV, part(packed, own, element).as_const(), packed, element);
                     window.run(context, &WindowCall { blocks: Blocks::Listed(&places), ..gather })?;
                 }
-                for Moved { packed: from, ranked: to } in rails.moved(blocks) {
+                for Moved { packed: from, ranked: to } in columns.moved(blocks) {
                     copy(packed.as_const(), &from, call.recv, to.start, element);
                 }
                 Ok(())
@@ -205,7 +205,7 @@ impl Core {
         result
     }
 
-    /// Each host reduce-scatters, so that each rail has the host's part of its blocks; each rail
+    /// Each host reduce-scatters, so that each column has the host's part of its blocks; each column
     /// reduce-scatters between hosts.
     ///
     /// # Safety
@@ -218,48 +218,48 @@ impl Core {
         between: Algorithm,
     ) -> Result<()> {
         let element = call.dtype.size();
-        let rails = Rails::of(self);
+        let columns = Columns::of(self);
         let blocks = call.send_counts.as_ref().map_or(Blocks::Even(call.count), |counts| counts.blocks());
-        let (of_rails, of_hosts) = rails.offsets(blocks);
-        let all = of_rails[rails.rails] * element;
+        let (of_columns, of_hosts) = columns.offsets(blocks);
+        let all = of_columns[columns.columns] * element;
         let mut partial = std::mem::take(&mut self.partial);
-        // The blocks, and the results of this host's ranks in the order of the rails.
-        let of_host = |rail: usize| of_hosts[rail][rails.host + 1] - of_hosts[rail][rails.host];
-        let results = sums((0..rails.rails).map(of_host));
-        let memory = scratch(&mut partial, all + results[rails.rails] * element);
+        // The blocks, and the results of this host's ranks in the order of the columns.
+        let of_host = |column: usize| of_hosts[column][columns.host + 1] - of_hosts[column][columns.host];
+        let results = sums((0..columns.columns).map(of_host));
+        let memory = scratch(&mut partial, all + results[columns.columns] * element);
         let (packed, reduced) = (memory.take(all), memory.skip(all));
         // SAFETY: as above.
         let result = unsafe {
             (|| {
-                for Moved { packed: to, ranked: from } in rails.moved(blocks) {
+                for Moved { packed: to, ranked: from } in columns.moved(blocks) {
                     copy(call.send, &from, packed, to.start, element);
                 }
                 if let Some(window) = &mut self.window {
-                    let places = by_place(&of_rails, window);
-                    let own = part(packed, places[rails.place]..places[rails.place + 1], element);
+                    let places = by_place(&of_columns, window);
+                    let own = part(packed, places[columns.place]..places[columns.place + 1], element);
                     let scatter = WindowCall::new(Op::ReduceScatterV, packed.as_const(), own, element);
                     window.run(context, &WindowCall { blocks: Blocks::Listed(&places), kernel: kernel(call), ..scatter })?;
                 }
-                if rails.place < rails.rails {
-                    let hosts = &of_hosts[rails.place];
-                    let input = part(packed, of_rails[rails.place]..of_rails[rails.place + 1], element).as_const();
-                    let output = match rails.has_rail_for_each() {
+                if columns.place < columns.columns {
+                    let hosts = &of_hosts[columns.place];
+                    let input = part(packed, of_columns[columns.place]..of_columns[columns.place + 1], element).as_const();
+                    let output = match columns.has_rail_for_each() {
                         true => call.recv,
-                        false => part(reduced, results[rails.place]..results[rails.place + 1], element),
+                        false => part(reduced, results[columns.place]..results[columns.place + 1], element),
                     };
-                    self.run_on_rail(context, &rails, (Op::ReduceScatterV, between), (input, output), hosts, call)?;
+                    self.run_on_rail(context, &columns, (Op::ReduceScatterV, between), (input, output), hosts, call)?;
                 }
-                if !rails.has_rail_for_each()
+                if !columns.has_rail_for_each()
                     && let Some(window) = &mut self.window
                 {
                     let places = by_place(&results, window);
-                    let own = part(reduced, places[rails.place]..places[rails.place + 1], element).as_const();
+                    let own = part(reduced, places[columns.place]..places[columns.place + 1], element).as_const();
                     let gather = WindowCall::new(Op::AllGatherV, own, reduced, element);
                     window.run(context, &WindowCall { blocks: Blocks::Listed(&places), ..gather })?;
-                    let rail = rails.place % rails.rails;
+                    let column = columns.place % columns.columns;
                     let own = context.info.rank;
-                    let before = rails.users(rails.host, rail).take_while(|&rank| rank != own);
-                    let at = results[rail] + before.map(|rank| blocks.range(rank).len()).sum::<usize>();
+                    let before = columns.users(columns.host, column).take_while(|&rank| rank != own);
+                    let at = results[column] + before.map(|rank| blocks.range(rank).len()).sum::<usize>();
                     copy(reduced.as_const(), &(at..at + blocks.range(own).len()), call.recv, 0, element);
                 }
                 Ok(())
@@ -269,7 +269,7 @@ impl Core {
         result
     }
 
-    /// Each host's ranks exchange what their rails carry to other hosts; each rail exchanges it
+    /// Each host's ranks exchange what their columns carry to other hosts; each column exchanges it
     /// between hosts. All hosts have the same number of ranks.
     ///
     /// # Safety
@@ -282,17 +282,17 @@ impl Core {
         between: Algorithm,
     ) -> Result<()> {
         let (element, count) = (call.dtype.size(), call.count);
-        let rails = Rails::of(self);
+        let columns = Columns::of(self);
         let blocks = Blocks::Even(count);
-        let (hosts, places) = (rails.hosts.len(), rails.rails);
+        let (hosts, places) = (columns.hosts.len(), columns.columns);
         let mut partial = std::mem::take(&mut self.partial);
         let memory = scratch(&mut partial, 2 * call.send.len);
         let (one, other) = (memory.take(call.send.len), memory.skip(call.send.len));
         // SAFETY: as above.
         let result = unsafe {
             (|| {
-                // By the rail of the receiver, then by its host.
-                for Moved { packed, ranked } in rails.moved(blocks) {
+                // By the column of the receiver, then by its host.
+                for Moved { packed, ranked } in columns.moved(blocks) {
                     copy(call.send, &ranked, one, packed.start, element);
                 }
                 if let Some(window) = &mut self.window {
@@ -305,11 +305,11 @@ impl Core {
                     }
                 }
                 let ends = sums(std::iter::repeat_n(places * count, hosts));
-                let direct = rails.are_in_order();
+                let direct = columns.are_in_order();
                 let output = if direct { call.recv } else { other };
-                self.run_on_rail(context, &rails, (Op::AllToAllV, between), (one.as_const(), output), &ends, call)?;
+                self.run_on_rail(context, &columns, (Op::AllToAllV, between), (one.as_const(), output), &ends, call)?;
                 if !direct {
-                    for (index, rank) in rails.hosts.iter().flatten().enumerate() {
+                    for (index, rank) in columns.hosts.iter().flatten().enumerate() {
                         copy(other.as_const(), &(index * count..(index + 1) * count), call.recv, rank * count, element);
                     }
                 }
@@ -327,8 +327,8 @@ impl Core {
     /// As for [`Core::run_hierarchical`].
     pub(super) unsafe fn gather_hierarchical(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
         let (element, count) = (call.dtype.size(), call.count);
-        let rails = Rails::of(self);
-        let AtLeaders { leaders, root, leader, ends, own_host, all, is_leader, is_direct } = self.at_leaders(&rails, call);
+        let columns = Columns::of(self);
+        let AtLeaders { leaders, root, leader, ends, own_host, all, is_leader, is_direct } = self.at_leaders(&columns, call);
         let mut partial = std::mem::take(&mut self.partial);
         let memory = scratch(&mut partial, own_host + all);
         let (gathered, packed) = (memory.take(own_host), if is_direct { call.recv } else { memory.skip(own_host) });
@@ -348,9 +348,9 @@ impl Core {
                 let messages = Messages::in_place(Op::Gather, self.of_uneven(between), RawSliceMut::EMPTY, element, None);
                 let (recvs, input, output) = (Blocks::Listed(&ends), gathered.as_const(), packed);
                 let messages = Messages { ranks: Some(&leaders), root, count, recvs, input, output, ..messages };
-                self.run_messages(context.clone(), messages)?;
+                self.run_schedule(context.clone(), messages)?;
                 if all > 0 {
-                    for (index, rank) in rails.hosts.iter().flatten().enumerate() {
+                    for (index, rank) in columns.hosts.iter().flatten().enumerate() {
                         copy(packed.as_const(), &(index * count..(index + 1) * count), call.recv, rank * count, element);
                     }
                 }
@@ -368,8 +368,8 @@ impl Core {
     /// As for [`Core::run_hierarchical`].
     pub(super) unsafe fn scatter_hierarchical(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
         let (element, count) = (call.dtype.size(), call.count);
-        let rails = Rails::of(self);
-        let AtLeaders { leaders, root, leader, ends, own_host, all, is_leader, is_direct } = self.at_leaders(&rails, call);
+        let columns = Columns::of(self);
+        let AtLeaders { leaders, root, leader, ends, own_host, all, is_leader, is_direct } = self.at_leaders(&columns, call);
         let mut partial = std::mem::take(&mut self.partial);
         let memory = scratch(&mut partial, own_host + all);
         let (of_host, packed) = (memory.take(own_host), memory.skip(own_host));
@@ -378,7 +378,7 @@ impl Core {
             (|| {
                 if is_leader {
                     if all > 0 {
-                        for (index, rank) in rails.hosts.iter().flatten().enumerate() {
+                        for (index, rank) in columns.hosts.iter().flatten().enumerate() {
                             copy(call.send, &(rank * count..(rank + 1) * count), packed, index * count, element);
                         }
                     }
@@ -386,7 +386,7 @@ impl Core {
                     let messages = Messages::in_place(Op::Scatter, self.of_uneven(between), RawSliceMut::EMPTY, element, None);
                     let sends = Blocks::Listed(&ends);
                     let messages = Messages { ranks: Some(&leaders), root, count, sends, input, output: of_host, ..messages };
-                    self.run_messages(context.clone(), messages)?;
+                    self.run_schedule(context.clone(), messages)?;
                 }
                 match &mut self.window {
                     Some(window) => {
@@ -405,15 +405,15 @@ impl Core {
     }
 
     /// What the leaders of hosts gather or scatter.
-    fn at_leaders(&self, rails: &Rails, call: &Call) -> AtLeaders {
+    fn at_leaders(&self, columns: &Columns, call: &Call) -> AtLeaders {
         let (leaders, root) = self.leaders(call.root);
         let leader = self.leader_of_this_host(&leaders);
         let rank = self.fabric().rank();
         let (is_leader, is_root) = (leaders.contains(&rank), rank == call.root);
         let element = call.dtype.size();
-        let ends = sums(rails.hosts.iter().map(|host| host.len() * call.count));
-        let own_host = if is_leader { (ends[rails.host + 1] - ends[rails.host]) * element } else { 0 };
-        let is_direct = is_root && rails.are_in_order();
+        let ends = sums(columns.hosts.iter().map(|host| host.len() * call.count));
+        let own_host = if is_leader { (ends[columns.host + 1] - ends[columns.host]) * element } else { 0 };
+        let is_direct = is_root && columns.are_in_order();
         let all = if is_root && !is_direct { ends[ends.len() - 1] * element } else { 0 };
         AtLeaders { leaders, root, leader, ends, own_host, all, is_leader, is_direct }
     }
@@ -440,22 +440,22 @@ impl Core {
         if saved as f64 * network.per_byte > later { Algorithm::Ring } else { Algorithm::Direct }
     }
 
-    /// Runs a collective on this rank's rail. `of_hosts` says where the block of each host starts, and
+    /// Runs a collective on this rank's column. `of_hosts` says where the block of each host starts, and
     /// where the last one ends.
     ///
     /// # Safety
     ///
-    /// As for [`Core::run_messages`].
+    /// As for [`Core::run_schedule`].
     unsafe fn run_on_rail(
         &mut self,
         context: &OpContext<'_>,
-        rails: &Rails,
+        columns: &Columns,
         (op, between): (Op, Algorithm),
         (input, output): (RawSlice, RawSliceMut),
         of_hosts: &[usize],
         call: &Call,
     ) -> Result<()> {
-        let ranks = rails.ranks(rails.place);
+        let ranks = columns.ranks(columns.place);
         let between = self.for_blocks(op, between, of_hosts, call.dtype.size());
         let blocks = Blocks::Listed(of_hosts);
         let (sends, recvs) = (blocks, blocks);
@@ -464,7 +464,7 @@ impl Core {
         unsafe {
             let compression = self.compression(call);
             let messages = Messages { ranks: Some(&ranks), sends, recvs, input, output, compression, ..messages };
-            self.run_messages(context.clone(), messages)
+            self.run_schedule(context.clone(), messages)
         }
     }
 }
@@ -478,8 +478,8 @@ fn sums(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
     std::iter::once(0).chain(ends).collect()
 }
 
-/// The parts of rails as the parts of the ranks of a window. Those beyond the rails have none.
-fn by_place(of_rails: &[usize], window: &Window) -> Vec<usize> {
-    let end = of_rails[of_rails.len() - 1];
-    (0..=window.members().len()).map(|place| of_rails.get(place).copied().unwrap_or(end)).collect()
+/// The parts of columns as the parts of the ranks of a window. Those beyond the columns have none.
+fn by_place(of_columns: &[usize], window: &Window) -> Vec<usize> {
+    let end = of_columns[of_columns.len() - 1];
+    (0..=window.members().len()).map(|place| of_columns.get(place).copied().unwrap_or(end)).collect()
 }

@@ -39,17 +39,17 @@ impl Core {
     }
 
     /// Each host reduce-scatters, so that each rank holds a chunk; ranks with the same index on
-    /// their hosts (a "rail") all-reduce their chunk; each host all-gathers.
+    /// their hosts (a "column") all-reduce their chunk; each host all-gathers.
     ///
     /// # Safety
     ///
     /// As for [`Core::run_hierarchical`].
     unsafe fn all_reduce_hierarchical(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
         let element = call.dtype.size();
-        let rails = self.layout.fewest_per_host;
+        let columns = self.layout.fewest_per_host;
         let (place, neighbours) = self.place_on_host();
         // Ranks beyond the fewest of any host have no chunk of their own.
-        let offset = |rank| if rank < rails { chunk(call.count, rails, rank).start } else { call.count };
+        let offset = |rank| if rank < columns { chunk(call.count, columns, rank).start } else { call.count };
         let offsets: Vec<usize> = (0..=neighbours).map(offset).collect();
         let own = call.recv.skip(offsets[place] * element).take((offsets[place + 1] - offsets[place]) * element);
         let blocks = Blocks::Listed(&offsets);
@@ -63,11 +63,11 @@ impl Core {
             } else if call.send.ptr != call.recv.ptr {
                 std::ptr::copy_nonoverlapping(call.send.ptr, call.recv.ptr, call.send.len);
             }
-            if place < rails && own.len > 0 {
-                let rail = self.rail(place);
+            if place < columns && own.len > 0 {
+                let column = self.column(place);
                 let messages = Messages::in_place(Op::AllReduce, between, own, element, kernel);
                 let compression = self.compression(call);
-                self.run_messages(context.clone(), Messages { ranks: Some(&rail), compression, ..messages })?;
+                self.run_schedule(context.clone(), Messages { ranks: Some(&column), compression, ..messages })?;
             }
             match &mut self.window {
                 Some(window) => window.run(context, &local(Op::AllGatherV, own.as_const(), call.recv)),
@@ -117,7 +117,7 @@ impl Core {
                 }
                 let messages = Messages::in_place(Op::Reduce, between, output, element, kernel);
                 let compression = self.compression(call);
-                self.run_messages(context.clone(), Messages { ranks: Some(&leaders), root, compression, ..messages })
+                self.run_schedule(context.clone(), Messages { ranks: Some(&leaders), root, compression, ..messages })
             })
         };
         self.partial = partial;
@@ -140,7 +140,7 @@ impl Core {
             }
             if leaders.contains(&context.info.rank) {
                 let messages = Messages::in_place(Op::Broadcast, between, call.recv, element, None);
-                self.run_messages(context.clone(), Messages { ranks: Some(&leaders), root, ..messages })?;
+                self.run_schedule(context.clone(), Messages { ranks: Some(&leaders), root, ..messages })?;
             }
             let Some(window) = &mut self.window else { return Ok(()) };
             let local = WindowCall::new(Op::Broadcast, call.recv.as_const(), call.recv, element);
@@ -164,7 +164,7 @@ impl Core {
             }
             if leaders.contains(&context.info.rank) {
                 let messages = Messages::in_place(Op::Barrier, between, RawSliceMut::EMPTY, 1, None);
-                self.run_messages(context.clone(), Messages { ranks: Some(&leaders), ..messages })?;
+                self.run_schedule(context.clone(), Messages { ranks: Some(&leaders), ..messages })?;
             }
             match &mut self.window {
                 Some(window) => window.run(context, &local),
@@ -174,7 +174,7 @@ impl Core {
     }
 
     /// The ranks with the same index on every host, in the order in which schedules visit hosts.
-    fn rail(&self, place: usize) -> Vec<Rank> {
+    fn column(&self, place: usize) -> Vec<Rank> {
         let hosts = self.fabric.hosts();
         let nth = |host: usize| (0..hosts.len()).filter(|&rank| hosts[rank] == host).nth(place);
         self.first_on_host.iter().copied().filter_map(nth).collect()

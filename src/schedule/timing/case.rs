@@ -79,7 +79,7 @@ impl Case<'_> {
     /// Returns about how many messages the first `ranks` ranks send in all calls.
     fn messages(&self, programme: &Programme, ranks: usize) -> u64 {
         const SAMPLES: usize = 16;
-        let senders = programme.members * programme.rails * ranks / self.scenario.layout.ranks;
+        let senders = programme.members * programme.columns * ranks / self.scenario.layout.ranks;
         let step = programme.members.div_ceil(SAMPLES);
         let samples = (0..programme.members).step_by(step);
         let count = samples.len() as u64;
@@ -87,9 +87,9 @@ impl Case<'_> {
         (sent * senders as u64 / count.max(1)).saturating_mul(self.scenario.calls as u64)
     }
 
-    /// Returns the elements and messages that a member of the first rail sends.
+    /// Returns the elements and messages that a member of the first column sends.
     fn sent(&self, programme: &Programme, member: usize) -> (u64, u64) {
-        let count = chunk(programme.count as usize, programme.rails, 0).len() as u64;
+        let count = chunk(programme.count as usize, programme.columns, 0).len() as u64;
         sent_by(member, programme.op, programme.algorithm, count, (programme.members, programme.racks), programme.segment)
     }
 
@@ -106,9 +106,9 @@ impl Case<'_> {
 
     /// Continues the line through the times of two sizes that are small enough.
     pub(super) fn extrapolated(&self, most_messages: u64) -> Option<Simulated> {
-        let Programme { op, algorithm, members, segment, count, rails, .. } = self.programme;
+        let Programme { op, algorithm, members, segment, count, columns, .. } = self.programme;
         let ranks = self.scenario.layout.ranks;
-        let round = bytes_of_a_round(op, algorithm, members, segment)? * rails as u64;
+        let round = bytes_of_a_round(op, algorithm, members, segment)? * columns as u64;
         let with = |rounds: u64| Programme { count: rounds * round, ..self.programme.clone() };
         let each = self.messages(&with(1), ranks).max(1);
         // Both sizes have to fill the pipeline, up and down.

@@ -21,7 +21,7 @@ pub(super) struct Programme {
     pub(super) members: usize,
     pub(super) racks: Racks<'static>,
     /// The schedules at a time, each for its part of the elements.
-    pub(super) rails: usize,
+    pub(super) columns: usize,
     /// The elements of a segment.
     pub(super) segment: usize,
     /// Seconds of the phases in shared memory before and after the messages.
@@ -37,7 +37,7 @@ impl Programme {
             count,
             members: layout.ranks,
             racks: Racks::Even(layout.racks),
-            rails: 1,
+            columns: 1,
             segment: segment_bytes(algorithm) / ELEMENT as usize,
             windows: None,
         };
@@ -45,8 +45,8 @@ impl Programme {
             Choice { algorithm: Algorithm::Window, .. } => None,
             Choice { between: Some(between), .. } => {
                 let windows = windows(op, count * ELEMENT, layout.most_per_host() as f64, model)?;
-                let rails = if op == Op::AllReduce { layout.fewest_per_host } else { 1 };
-                Some(Programme { members: layout.hosts, rails, windows: Some(windows), ..flat(between) })
+                let columns = if op == Op::AllReduce { layout.fewest_per_host } else { 1 };
+                Some(Programme { members: layout.hosts, columns, windows: Some(windows), ..flat(between) })
             }
             Choice { algorithm, .. } => Some(flat(algorithm)),
         }
@@ -54,18 +54,18 @@ impl Programme {
 
     /// Returns the programme with as few more elements as make all chunks equally long.
     pub(super) fn padded(mut self) -> Programme {
-        self.count = self.count.next_multiple_of((self.rails * self.members) as u64);
+        self.count = self.count.next_multiple_of((self.columns * self.members) as u64);
         self
     }
 
     /// Returns whether no rank's chunk or block is empty.
     pub(super) fn has_elements_for_all(&self) -> bool {
         let has_blocks = self.op != Op::AllReduce;
-        self.count >= if has_blocks { 1 } else { (self.members * self.rails) as u64 }
+        self.count >= if has_blocks { 1 } else { (self.members * self.columns) as u64 }
     }
 
-    pub(super) fn steps(&self, rail: usize, member: usize) -> Box<dyn Iterator<Item = Step>> {
-        let count = chunk(self.count as usize, self.rails, rail).len();
+    pub(super) fn steps(&self, column: usize, member: usize) -> Box<dyn Iterator<Item = Step>> {
+        let count = chunk(self.count as usize, self.columns, column).len();
         let blocks = Blocks::Even(count.div_ceil(self.members));
         let Programme { op, algorithm, members: world, racks, segment, .. } = *self;
         steps(algorithm, Problem { op, rank: member, world, root: 0, count, sends: blocks, recvs: blocks, segment, racks })

@@ -298,8 +298,8 @@ impl<'a> World<'a> {
             None => Some(self.programme.steps(0, rank)),
             Some(_) => {
                 let host = self.placement.host_of(rank);
-                let rail = rank - self.placement.first(host);
-                (rail < self.programme.rails).then(|| self.programme.steps(rail, host))
+                let column = rank - self.placement.first(host);
+                (column < self.programme.columns).then(|| self.programme.steps(column, host))
             }
         };
         self.advance(rank, now);
