@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
+
 use super::in_flight::InFlight;
 use super::job::Active;
 use super::receive::{UNHEARD, lost};
@@ -25,8 +27,23 @@ impl Engine {
         let ready = self.outbox.fronts().filter(|out| out.rest().iter().any(|part| part.len > 0));
         waits.extend(ready.map(|out| (out.to, true, false)));
         let result = self.mesh.sleep(waits.iter().copied(), nap).map_err(Error::os("waiting for peers"));
+        let is_awaited = |woken: &Rank| waits.iter().any(|(peer, ..)| peer == woken);
+        let others: SmallVec<[Rank; 4]> = self.mesh.woken().filter(|woken| !is_awaited(woken)).collect();
         self.waits = waits;
+        if let Some(job) = active.iter().next() {
+            others
+                .into_iter()
+                .filter(|&peer| self.has_closed(peer))
+                .for_each(|peer| job.job.context.info.cancel.note_closed(peer));
+        }
         result
+    }
+
+    /// Whether a peer has closed its link without a goodbye. A link on which it has sent nothing does not
+    /// tell: it may not have known that link when it left.
+    fn has_closed(&mut self, peer: Rank) -> bool {
+        let Ok(Some(link)) = self.mesh.link(peer) else { return false };
+        self.heard[peer] && self.inboxes[peer].header(link, &mut false).is_err()
     }
 
     /// Fails if a job has to end: at its deadline, or because the communicator is cancelled. Returns

@@ -34,6 +34,8 @@ pub(crate) struct CancelToken {
     any_waits: AtomicBool,
     /// The ranks that turned out to be gone while a receive from any rank waited for them.
     missed: Mutex<Vec<(Rank, Cause)>>,
+    /// The ranks that have closed their links without a goodbye while operations waited for others.
+    closed: Mutex<SmallVec<[Rank; 1]>>,
 }
 
 /// A rank has seen a failure, and is diagnosing it.
@@ -225,6 +227,19 @@ impl CancelToken {
         if missed.iter().all(|(known, _)| *known != peer) {
             missed.push((peer, cause));
         }
+    }
+
+    /// Notes that a rank has closed its link without a goodbye, while no operation waited for it.
+    pub(crate) fn note_closed(&self, peer: Rank) {
+        let mut closed = self.closed.lock();
+        if !closed.contains(&peer) {
+            closed.push(peer);
+        }
+    }
+
+    /// Returns the ranks that have closed their links without a goodbye, as far as is known.
+    pub(crate) fn closed(&self) -> SmallVec<[Rank; 1]> {
+        self.closed.lock().clone()
     }
 
     /// Returns the ranks for which a receive from any rank does not wait.

@@ -16,7 +16,7 @@ use super::cancel::Wait;
 use super::control::{ControlChannel, PATIENCE, QueryError};
 use super::message::{Query, Reply};
 use super::mismatch::compare_calls;
-use super::report::{Failure, FailureReport};
+use super::report::{Failure, FailureReport, culprit_of};
 use super::status::{CommStatus, Posted};
 use crate::error::{Cause, Elsewhere, shown};
 use crate::sys;
@@ -150,6 +150,11 @@ fn check_peer(status: &CommStatus, control: &dyn ControlChannel, wait: &Wait, ca
     if let Some(culprit) = others.into_iter().find(|&rank| control.was_killed(rank)) {
         return report(status, wait, mine, Failure::Failed { culprit, cause: Cause::Died });
     }
+    // Another communicator of this process has failed because of a rank that crashed.
+    let crashed = control.lost().into_iter().filter(|(_, cause)| matches!(cause, Cause::Died | Cause::Closed));
+    if let Some((culprit, cause)) = culprit_of(&crashed.collect::<Vec<_>>()).cloned() {
+        return report(status, wait, mine, Failure::Failed { culprit, cause });
+    }
     let absence = if control.is_stopped(wait.peer) {
         warn(wait, mine, case, "is stopped");
         Absence::default()
@@ -188,6 +193,13 @@ fn ask(status: &CommStatus, control: &dyn ControlChannel, wait: &Wait, mine: Des
             }
         }
         Ok(Reply::Doing { waits: None, elsewhere: Some((job_rank, call)), .. }) => {
+            // The ranks wait for each other in different calls. They may not have come to these if a rank had
+            // not crashed for which none of them waits.
+            let crashed = status.others().into_iter().find(|&rank| control.was_killed(rank)).map(|rank| (rank, Cause::Died));
+            let crashed = crashed.or_else(|| status.cancel.closed().first().map(|&rank| (rank, Cause::Closed)));
+            if let Some((culprit, cause)) = crashed {
+                report(status, wait, mine, Failure::Failed { culprit, cause });
+            }
             let elsewhere = Elsewhere { job_rank, rank: status.rank_of(job_rank), call };
             warn(&format!("is alive, but did not make this call yet; it waits for {elsewhere}"));
         }

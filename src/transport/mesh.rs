@@ -140,6 +140,12 @@ impl Mesh {
         self.links[peer].as_ref().is_some_and(|link| link.has_begun())
     }
 
+    /// Returns the peers whose links have ended the last sleep.
+    pub(crate) fn woken(&self) -> impl Iterator<Item = Rank> {
+        let peers = self.events.iter().map(|event| event.token().0);
+        peers.filter(|&peer| self.links.get(peer).is_some_and(Option::is_some))
+    }
+
     /// Closes the link to a peer, which sees that it ended.
     pub(crate) fn close(&mut self, peer: Rank) {
         (self.links[peer], self.counters[peer]) = (None, None);

@@ -99,6 +99,7 @@ const TESTS: &[runner::Test] = &[
     ("a_receive_from_any_rank_names_the_killed_rank", processes::any_names_the_killed),
     ("a_receive_from_any_rank_fails_with_the_killed_rank", processes::any_fails_with_the_killed),
     ("a_part_fails_and_the_whole_shrinks", processes::part_fails),
+    ("killed_while_calls_cross", processes::killed_while_calls_cross),
     ("killed_while_splitting_apart", processes::killed_while_splitting_apart),
     ("killed_while_splitting", processes::killed_while_splitting),
     ("two_killed_at_once", processes::two_killed),

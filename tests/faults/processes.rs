@@ -303,6 +303,27 @@ pub(crate) fn any_fails_with_the_killed() -> Outcome {
     Passed(String::new())
 }
 
+/// A rank is killed for which none waits. The others wait for each other in different calls.
+pub(crate) fn killed_while_calls_cross() -> Outcome {
+    on_every_transport(|name, more| {
+        let mut job = Job::start("crossed", 4, 600_000, more);
+        job.all_work();
+        job.kill(3);
+        let since = now();
+        for rank in 0..3 {
+            let Failure { at, culprit, cause, text, .. } = job.failure(rank);
+            assert_eq!(culprit, Some(3), "{name}: rank {rank}: {text}");
+            assert!(GONE.contains(&cause.split([' ', '(']).next().unwrap()), "{name}: rank {rank}: {text}");
+            in_time(&format!("{name}: rank {rank} knows"), Duration::from_micros(at.saturating_sub(since)), 2 * ASKED);
+        }
+        for rank in 0..3 {
+            job.tell(rank);
+            job.ends_clean(rank);
+        }
+    });
+    Passed(String::new())
+}
+
 /// A rank that has left and whose process has ended has left, and has not died.
 pub(crate) fn left_and_ended() -> Outcome {
     on_every_transport(|name, more| {

@@ -107,6 +107,7 @@ fn run_task(task: &str, comm: &Communicator) -> Task {
         "part fails" => part_fails(comm),
         "any" | "any of some" => any(comm, task == "any"),
         "ended" => receives_from_the_ended(comm),
+        "crossed" => crossed(comm),
         "arrivals" => arrivals(comm),
         "parts" => {
             let part = comm.split([0, 1, 1, 2][rank], 0)?;
@@ -134,6 +135,26 @@ fn run_task(task: &str, comm: &Communicator) -> Task {
         "work" | "pipe" | "late" | "leave" | "shrink" => collectives(calls, Duration::MAX, usize::MAX),
         other => system::run_task(other, comm),
     }
+}
+
+/// Rank 0 waits for rank 1 in one communicator, and ranks 1 and 2 wait for rank 0 in another one. No rank
+/// waits for rank 3.
+fn crossed(comm: &Communicator) -> Task {
+    let other = comm.split(0, comm.rank())?;
+    for comm in [comm, &other] {
+        // All ranks have links.
+        comm.all_to_all_v(&[0u8; 4], &[1; 4], &mut [0u8; 4], &[1; 4])?;
+    }
+    say("ready");
+    let error = match comm.rank() {
+        0 => comm.recv(&mut [0u8; 8], 1).unwrap_err(),
+        3 => sleep(),
+        _ => other.recv(&mut [0u8; 8], 0).unwrap_err(),
+    };
+    say(&format!("failed {}", Failure::of(&error, None)));
+    // Rank 0 must not tell by its end.
+    await_line();
+    Err(leaves())
 }
 
 /// Rank 1 leaves and ends, then rank 0 receives from it.
