@@ -389,8 +389,8 @@ impl Drop for Reducer {
         }
         self.core.shut();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been printed already.
-            let _ = thread.join();
+            // Its collectives end at once. A hook may not: then it keeps what it uses.
+            crate::sys::join(thread);
         }
     }
 }

@@ -15,7 +15,7 @@ use super::work::{Completion, Helper, Work};
 use crate::error::{Error, Result};
 use crate::exec::Call;
 use crate::exec::messages::Interrupted;
-use crate::failure;
+use crate::{failure, sys};
 
 /// A queue of operations. Its thread is started with the first of them.
 pub(crate) struct Queue {
@@ -138,9 +138,11 @@ impl Queue {
         Ok(())
     }
 
-    /// Aborts what has not ended, and ends the thread.
-    pub(crate) fn close(&self) {
-        let Some(thread) = self.thread.lock().take() else { return };
+    /// Aborts what has not ended, and ends the thread. Returns false if the thread does not end in time,
+    /// because a call of a driver does not return, for example. Nothing that it uses is freed then: it
+    /// shares the state, and buffers belong to work that has not ended.
+    pub(crate) fn close(&self) -> bool {
+        let Some(thread) = self.thread.lock().take() else { return true };
         let Runner { shared, tasks, .. } = &*self.runner;
         // Their callers have continued already; each ends by its deadline.
         while tasks.has_unattended() && !shared.info.cancel.is_cancelled() {
@@ -154,10 +156,15 @@ impl Queue {
         // operation itself, and they held the last reference to the communicator. It ends on its
         // own.
         if thread.thread().id() == std::thread::current().id() {
-            return;
+            return true;
         }
-        // A panic there has been printed, and its operations have failed.
-        let _ = thread.join();
+        // If the thread panics, its operations have failed.
+        let has_ended = sys::join(thread);
+        if !has_ended {
+            // This rank leaves without its goodbye.
+            failure::abort(&shared.status);
+        }
+        has_ended
     }
 }
 

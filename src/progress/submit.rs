@@ -241,8 +241,12 @@ impl Drop for Executor {
         if panics {
             failure::end_by_panic(&self.state.status);
         }
-        self.queue.close();
+        let has_ended = self.queue.close();
         self.state.devices.abandon();
+        if !has_ended {
+            // The thread may hold the core.
+            return;
+        }
         // Nothing else holds the lock now: calls borrow the communicator, and the progress thread
         // has ended.
         let mut core = self.state.core.lock();

@@ -95,19 +95,22 @@ impl Waker {
 /// How long [`join`] waits for a thread.
 const JOINING: Duration = Duration::from_secs(5);
 
-/// Waits until a thread has ended that was told to and has nothing left to do. If it does not end in
-/// time, because the program has closed what the thread waits for, it is left behind.
-pub(crate) fn join(thread: JoinHandle<()>) {
+/// Waits until a thread has ended that was told to and has nothing left to do. Returns whether it has. If
+/// it does not end in time, it is left behind: code of the program that it runs does not return, or the
+/// program has closed what it waits for.
+pub(crate) fn join(thread: JoinHandle<()>) -> bool {
     let deadline = Instant::now() + JOINING;
     let mut pause = Duration::from_micros(10);
     while !thread.is_finished() {
         if Instant::now() >= deadline {
             let name = thread.thread().name().unwrap_or_default();
-            return crate::log::warn!(name, "a thread does not end; it is left behind");
+            crate::log::warn!(name, "a thread does not end; it is left behind");
+            return false;
         }
         std::thread::sleep(pause);
         pause = (2 * pause).min(Duration::from_millis(5));
     }
     // A panic there has been printed, and needs no cleanup.
     let _ = thread.join();
+    true
 }

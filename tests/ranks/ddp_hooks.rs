@@ -1,10 +1,12 @@
 //! The hooks of the reducer on ranks that are threads: compression, its errors and their bounds,
 //! and local SGD.
 
+use std::sync::mpsc::{Receiver, Sender, channel};
+
 use crate::common::gradients::{floats, on_ranks, typed};
 use crate::common::random;
-use kolo::ddp::{Compress, Hook, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, TensorMut, Uneven};
-use kolo::{DType, bf16, f16};
+use kolo::ddp::{Bucket, Compress, Hook, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, TensorMut, Uneven};
+use kolo::{Communicator, DType, bf16, f16};
 
 /// Runs steps of a reducer with a hook on the gradients of `gradient`. Returns the result of each
 /// step, which is the same on all ranks.
@@ -39,6 +41,37 @@ fn reduced(
     let bits = |result: &Vec<Vec<f32>>| result.iter().flatten().map(|value| value.to_bits()).collect::<Vec<_>>();
     assert!(results.iter().all(|other| bits(other) == bits(&results[0])), "bits differ between ranks");
     results.into_iter().next().unwrap()
+}
+
+/// A hook that says when it runs, and then waits for the end of the test.
+struct Blocks(Sender<()>, Receiver<()>);
+
+impl Hook for Blocks {
+    fn name(&self) -> String {
+        "blocks".to_owned()
+    }
+
+    fn reduce(&mut self, _: &mut Bucket<'_>, _: &Communicator) -> kolo::Result<()> {
+        self.0.send(()).unwrap();
+        _ = self.1.recv();
+        Ok(())
+    }
+}
+
+/// The memory that the hook uses stays.
+#[test]
+fn a_reducer_whose_hook_does_not_return_can_be_dropped() {
+    on_ranks(2, |comm| {
+        let ((says, runs), (ends, end)) = (channel(), channel());
+        let builder = Reducer::builder().parameters(floats(&[100])).hook(Blocks(says, end));
+        let mut reducer = builder.build(comm).unwrap();
+        let step = reducer.begin().unwrap();
+        step.put(0, &[1.0f32; 100]).unwrap();
+        runs.recv().unwrap();
+        drop(step);
+        drop(reducer);
+        drop(ends);
+    });
 }
 
 trait Narrow: Sized {
