@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn times_have_one_decimal_and_a_unit() {
         for (nanos, shown) in
-            [(50, "0.1us"), (83_400, "83.4us"), (83_000_000, "83.0ms"), (1_244_012_747, "1.2s"), (300_000_000_000, "300.0s")]
+            [(200, "0.2us"), (83_400, "83.4us"), (83_000_000, "83.0ms"), (1_244_012_747, "1.2s"), (300_000_000_000, "300.0s")]
         {
             assert_eq!(time(Duration::from_nanos(nanos)).to_string(), shown);
         }
