@@ -27,8 +27,8 @@ impl Engine {
         let ready = self.outbox.fronts().filter(|out| out.rest().iter().any(|part| part.len > 0));
         waits.extend(ready.map(|out| (out.to, true, false)));
         let result = self.mesh.sleep(waits.iter().copied(), nap).map_err(Error::os("waiting for peers"));
-        let is_awaited = |woken: &Rank| waits.iter().any(|(peer, ..)| peer == woken);
-        let others: SmallVec<[Rank; 4]> = self.mesh.woken().filter(|woken| !is_awaited(woken)).collect();
+        let is_awaited = |closing: &Rank| waits.iter().any(|(peer, ..)| peer == closing);
+        let others: SmallVec<[Rank; 4]> = self.mesh.closing().filter(|closing| !is_awaited(closing)).collect();
         self.waits = waits;
         if let Some(job) = active.iter().next() {
             others

@@ -140,10 +140,11 @@ impl Mesh {
         self.links[peer].as_ref().is_some_and(|link| link.has_begun())
     }
 
-    /// Returns the peers whose links have ended the last sleep.
-    pub(crate) fn woken(&self) -> impl Iterator<Item = Rank> {
-        let peers = self.events.iter().map(|event| event.token().0);
-        peers.filter(|&peer| self.links.get(peer).is_some_and(Option::is_some))
+    /// Returns the peers that have closed their links, as far as the last sleep has shown. What they have
+    /// sent may still be there.
+    pub(crate) fn closing(&self) -> impl Iterator<Item = Rank> {
+        let closing = self.events.iter().filter(|event| event.is_read_closed() || event.is_error());
+        closing.map(|event| event.token().0).filter(|&peer| self.links.get(peer).is_some_and(Option::is_some))
     }
 
     /// Closes the link to a peer, which sees that it ended.
