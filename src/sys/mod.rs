@@ -89,7 +89,11 @@ pub(crate) use region::{PageSize, Region};
 pub(crate) use reserve::Reserve;
 pub(crate) use scrape::ScrapeListener;
 pub(crate) use secret::read_secret_file;
+#[cfg(all(feature = "redis", test))]
+pub(crate) use signal::end_by_sigpipe;
 pub(crate) use signal::on_user_signal;
+#[cfg(feature = "redis")]
+pub(crate) use signal::without_sigpipe;
 pub(crate) use socket::{
     LOSS_TOLERANT, PARTS, UNPACED, asks_about_listeners, congestion_control, connect, connect_from, connect_within,
     is_resource_shortage, limit_unsent, listen, listen_anywhere, listen_within, own_loopback, receive, resource_shortage, send,

@@ -1,4 +1,4 @@
-//! Reacts to SIGUSR1.
+//! Reacts to SIGUSR1, and keeps SIGPIPE from the program.
 
 use std::io;
 
@@ -102,4 +102,66 @@ mod unix {
 #[cfg(not(unix))]
 pub(crate) fn on_user_signal(_: fn()) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "this system has no SIGUSR1"))
+}
+
+/// Makes calls of a library that writes to sockets by `writev`, which knows no MSG_NOSIGNAL. If the peer
+/// has closed one, the write fails, and the program gets no SIGPIPE, which it may not ignore.
+#[cfg(all(feature = "redis", unix, not(target_vendor = "apple")))]
+pub(crate) fn without_sigpipe<T>(calls: impl FnOnce() -> T) -> T {
+    /// What this thread's signals were before.
+    struct Blocked {
+        mask: libc::sigset_t,
+        is_pending: bool,
+    }
+
+    impl Drop for Blocked {
+        fn drop(&mut self) {
+            let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: the sets are valid, and those of this thread are as they were afterwards.
+            unsafe {
+                if !self.is_pending {
+                    while libc::sigtimedwait(&sigpipe(), std::ptr::null_mut(), &none) == -1
+                        && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+                    {}
+                }
+                libc::pthread_sigmask(libc::SIG_SETMASK, &self.mask, std::ptr::null_mut());
+            }
+        }
+    }
+
+    fn sigpipe() -> libc::sigset_t {
+        // SAFETY: zeros are valid for a set, which the calls write.
+        unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            libc::sigaddset(&mut set, libc::SIGPIPE);
+            set
+        }
+    }
+
+    // SAFETY: as above. A write raises the signal in its own thread, where it stays pending.
+    let _blocked = unsafe {
+        let (mut pending, mut mask): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigpending(&mut pending);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &sigpipe(), &mut mask);
+        Blocked { mask, is_pending: libc::sigismember(&pending, libc::SIGPIPE) == 1 }
+    };
+    calls()
+}
+
+/// As elsewhere. Rust's library sets an option of each socket on Apple's systems, and other systems have
+/// no such signal.
+#[cfg(all(feature = "redis", not(all(unix, not(target_vendor = "apple")))))]
+pub(crate) fn without_sigpipe<T>(calls: impl FnOnce() -> T) -> T {
+    calls()
+}
+
+/// Gives SIGPIPE its default action, as it has in a program in C: it ends the process.
+#[cfg(all(feature = "redis", test))]
+pub(crate) fn end_by_sigpipe() {
+    // SAFETY: the default action calls no code of this program.
+    #[cfg(unix)]
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+    }
 }

@@ -57,7 +57,9 @@ impl RedisStore {
         let left = self.deadline.saturating_duration_since(Instant::now());
         let timeout = Some(timeout.max(left).max(Duration::from_secs(1)));
         let limits = connection.set_read_timeout(timeout).and_then(|()| connection.set_write_timeout(timeout));
-        limits.and_then(|()| command.query(&mut connection)).map_err(problem("asking the server"))
+        let ask = || limits.and_then(|()| command.query(&mut connection));
+        // TLS writes vectors.
+        sys::without_sigpipe(ask).map_err(problem("asking the server"))
     }
 
     fn key(&self, key: &str) -> String {
@@ -69,7 +71,10 @@ impl RedisStore {
 /// logs in. Each of these may block, so a helper thread does it.
 fn connect(client: &Client, url: &RedisUrl, deadline: Instant) -> Result<Connection, RedisError> {
     let client = client.clone();
-    let connect = move || sys::above_standard(|| client.get_connection_with_timeout(Duration::from_secs(2)));
+    let connect = move || {
+        let connection = || client.get_connection_with_timeout(Duration::from_secs(2));
+        sys::above_standard(|| sys::without_sigpipe(connection))
+    };
     let advice = "neither a name server nor the Redis server answered in time";
     sys::by_deadline(format!("connect {url}"), deadline, advice, connect, RedisError::from)
 }
