@@ -2,9 +2,12 @@
 
 use std::collections::VecDeque;
 
+use smallvec::SmallVec;
+
 use super::frame::HEADER;
 use super::in_flight::InFlight;
 use crate::buffer::RawSlice;
+use crate::sys::MOST_PARTS;
 use crate::transport::ALIGN;
 use crate::types::Rank;
 
@@ -121,6 +124,26 @@ impl Outbox {
     /// Returns the next message to a peer.
     pub(super) fn front(&mut self, peer: Rank) -> Option<&mut Outgoing> {
         self.queues[peer].front_mut()
+    }
+
+    /// Returns what may be sent of the next messages to a peer, in at most `most` parts: the first one, and
+    /// those behind it that are short and whole. A link that waits has room for as many at once.
+    pub(super) fn gather(&self, peer: Rank, most: usize) -> SmallVec<[RawSlice; MOST_PARTS]> {
+        /// Bytes of a message that is short.
+        const SHORT: usize = 8 << 10;
+        let mut parts = SmallVec::new();
+        for (at, out) in self.queues[peer].iter().enumerate() {
+            let is_next = at == 0 || out.payload.len <= SHORT && out.ready == out.payload.len;
+            if !is_next || parts.len() + 3 > most.max(3) {
+                break;
+            }
+            parts.extend(out.rest().into_iter().filter(|part| part.len > 0));
+            // What comes behind a message that is not whole cannot be sent.
+            if out.ready < out.payload.len {
+                break;
+            }
+        }
+        parts
     }
 
     /// Removes the next message to a peer, which has drained. Returns its job if that has sent all.

@@ -23,6 +23,9 @@ const BUSY_ROUNDS: u32 = 16;
 /// Steps of a job that the engine takes before it looks after the others.
 const MOST_STEPS: usize = 64;
 
+/// Sends that begin together before their messages go on their way, so that a call takes several.
+const AT_ONCE: usize = 16;
+
 /// Why a job does not advance.
 enum Stop {
     Failed(Error),
@@ -155,7 +158,10 @@ impl Engine {
         finished: &mut impl FnMut(u64),
     ) -> Result<bool> {
         let mut moved = false;
+        let (count, mut begun) = (fresh.len(), 0);
         for key in fresh.drain(..) {
+            begun += 1;
+            self.holds = begun < count && !begun.is_multiple_of(AT_ONCE);
             let Some(job) = active.get_mut(key) else { continue };
             // A collective receives from every rank, and is alone.
             if job.is_collective() {
@@ -261,7 +267,9 @@ impl Engine {
             let done = match step {
                 Step::Send { to, .. } => {
                     let to = active.job.rank_of(to);
-                    self.drain_to(to).map_err(Stop::NotSent)?;
+                    if !self.holds {
+                        self.drain_to(to).map_err(Stop::NotSent)?;
+                    }
                     true
                 }
                 Step::Copy { src, dst } => self.copy(&active.job, src, dst),

@@ -34,6 +34,8 @@ pub(crate) struct Engine {
     pub(super) patience: Arc<Patience>,
     pub(super) outbox: Outbox,
     pub(super) receivers: Receivers,
+    /// Whether sends that begin leave it to the next one to send their messages.
+    pub(super) holds: bool,
     /// Jobs whose last message was sent, and that may have ended.
     pub(super) drained: Vec<u64>,
     /// The number of messages sent so far.
@@ -69,6 +71,7 @@ impl Engine {
             patience,
             outbox: Outbox::new(world),
             receivers: Receivers::new(world),
+            holds: false,
             drained: Vec::new(),
             messages: 0,
             scratch: Scratch::default(),
@@ -116,8 +119,8 @@ impl Engine {
 
     /// As [`Engine::drain`], to one peer.
     pub(super) fn drain_to(&mut self, peer: Rank) -> Result<bool, NotSent> {
-        let mut moved = false;
-        for _ in 0..MOST_MESSAGES {
+        let (mut moved, mut drained) = (false, 0);
+        while drained < MOST_MESSAGES {
             #[cfg(test)]
             (self.looks += 1);
             let Some(out) = self.outbox.front(peer) else { break };
@@ -132,18 +135,31 @@ impl Engine {
             // SAFETY: the message owns its header, and the payload is lent until its job ends. That
             // removes the message; if it has begun, it closes the link.
             let lent = if out.lends { unsafe { link.lend(rest[0], rest[1]) } } else { Ok(None) };
-            let count = match lent {
+            let count = match (lent, link.most_parts()) {
                 // SAFETY: the message owns its header, and the payload is valid until its job ends.
-                Ok(None) => unsafe { link.send(&rest) },
-                lent => lent.map(Option::unwrap_or_default),
+                (Ok(None), 0) => unsafe { link.send(&rest) },
+                // SAFETY: as above, for each of the messages.
+                (Ok(None), most) => unsafe { link.send(&self.outbox.gather(peer, most)) },
+                (lent, _) => lent.map(Option::unwrap_or_default),
             };
-            let count = count.map_err(|cause| fail(NoLink::Peer(inbox.farewell(link).unwrap_or(cause))))?;
-            out.sent += count;
+            let mut count = count.map_err(|cause| fail(NoLink::Peer(inbox.farewell(link).unwrap_or(cause))))?;
             moved |= count > 0;
-            if out.sent < out.len() {
+            let is_full = loop {
+                let Some(out) = self.outbox.front(peer) else { break false };
+                let taken = count.min(out.len() - out.sent);
+                (out.sent, count) = (out.sent + taken, count - taken);
+                if out.sent < out.len() {
+                    break true;
+                }
+                drained += 1;
+                self.drained.extend(self.outbox.pop(peer));
+                if count == 0 {
+                    break false;
+                }
+            };
+            if is_full {
                 break;
             }
-            self.drained.extend(self.outbox.pop(peer));
         }
         Ok(moved)
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::{Registry, Token};
+use parking_lot::Mutex;
 
 use super::frame::{Frame, HEADER, Kind};
 use super::{Engine, Job};
@@ -14,7 +15,7 @@ use crate::failure::{CommInfo, OpContext};
 use crate::schedule::{Algorithm, Blocks, Problem, Racks, steps};
 use crate::sys::{Patience, Waker};
 use crate::transport::memory::{Hub, MemoryOpener};
-use crate::transport::{Link, Mesh, NoLink, Opener};
+use crate::transport::{ALIGN, Link, Mesh, NoLink, Opener};
 use crate::types::{DType, Descriptor, Member, Op, Rank};
 
 fn info(rank: usize, timeout: Duration) -> CommInfo {
@@ -384,6 +385,82 @@ fn a_message_that_moves_all_the_time_has_a_deadline_and_is_interrupted() {
     // SAFETY: as above.
     let paused = unsafe { engine.run_together(|| job.take(), |_| {}, || true) };
     assert_eq!(paused.unwrap().len(), 1);
+}
+
+/// A link that sends several messages at once, and of each call as many bytes as it likes.
+#[derive(Clone, Default)]
+struct Taking {
+    taken: Arc<Mutex<Vec<u8>>>,
+    calls: usize,
+}
+
+impl Link for Taking {
+    unsafe fn send(&mut self, parts: &[RawSlice]) -> Result<usize, Cause> {
+        assert!((1..=7).contains(&parts.len()) && parts.iter().all(|part| part.len > 0), "{} parts", parts.len());
+        self.calls += 1;
+        let most = [usize::MAX, 0, 1, 100, 3_000, usize::MAX, 32, 20_000][self.calls % 8];
+        let mut taken = self.taken.lock();
+        let before = taken.len();
+        for part in parts {
+            let count = part.len.min(most - (taken.len() - before));
+            // SAFETY: the caller vouches for the part.
+            taken.extend_from_slice(unsafe { std::slice::from_raw_parts(part.ptr, count) });
+        }
+        Ok(taken.len() - before)
+    }
+
+    fn most_parts(&self) -> usize {
+        7
+    }
+
+    fn peek(&mut self, _: usize) -> Result<RawSlice, Cause> {
+        Ok(RawSlice::EMPTY)
+    }
+
+    fn consume(&mut self, _: usize) {}
+
+    unsafe fn receive(&mut self, _: RawSliceMut) -> Result<usize, Cause> {
+        Ok(0)
+    }
+
+    fn arm(&mut self, _: bool, _: bool) -> bool {
+        false
+    }
+
+    fn register(&mut self, _: &Registry, _: Token) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Opener for Taking {
+    fn open(&mut self, _: Rank, _: &Registry, _: Token) -> Result<Option<Box<dyn Link>>, NoLink> {
+        Ok(Some(Box::new(self.clone())))
+    }
+
+    fn attach(&mut self, _: Arc<Waker>) {}
+}
+
+#[test]
+fn messages_that_are_sent_at_once_are_whole_and_in_order() {
+    let (link, info) = (Taking::default(), info(0, LATE));
+    let mut engine = Engine::new(Mesh::new(2, Box::new(link.clone())).unwrap(), 2, Arc::new(Patience::new(1)));
+    let lens = [0, 1, 16, 100, 8 << 10, (8 << 10) + 1, 40_000, 7, 1_000, 1_024].into_iter().cycle().take(300);
+    let payloads: Vec<Vec<u8>> = lens.enumerate().map(|(number, len)| vec![number as u8; len]).collect();
+    let mut jobs = (1..).zip(&payloads).map(|(seq, payload)| (sends(&info, seq, payload), None));
+    let mut ended = Vec::new();
+    // SAFETY: the payloads live until all jobs have ended.
+    unsafe { engine.run_together(|| jobs.next(), |key| ended.push(key), || false) }.unwrap();
+    ended.sort_unstable();
+    assert!(ended.iter().copied().eq(0..300), "{ended:?}");
+    let taken = link.taken.lock();
+    let mut rest = &taken[..];
+    for (seq, payload) in (1..).zip(&payloads) {
+        let frame = Frame::decode(rest[..HEADER].try_into().unwrap()).unwrap();
+        assert_eq!(Descriptor::decode(frame.descriptor).unwrap().seq, seq);
+        assert!(rest[HEADER..].starts_with(payload), "message {seq} of {} bytes", payload.len());
+        rest = &rest[HEADER + payload.len().next_multiple_of(ALIGN)..];
+    }
+    assert!(rest.is_empty());
 }
 
 /// How often two ranks look at jobs and messages while `count` messages are in flight, all of which the

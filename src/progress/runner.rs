@@ -154,11 +154,23 @@ impl Runner {
                 shared.wake_on_links();
             }
         };
+        // Messages that are next. All of them have begun before the first one goes on.
+        let taken: RefCell<VecDeque<Task>> = RefCell::default();
         let next = || loop {
             complete_left();
             let (task, interrupted) = match interrupted.pop_front() {
                 Some((task, progress)) => (task, Some(progress)),
-                None => (self.next_message(turn, in_flight.borrow().is_empty())?, None),
+                None => {
+                    let mut taken = taken.borrow_mut();
+                    if taken.is_empty() {
+                        if turn.is_empty() {
+                            return None;
+                        }
+                        turn.take_messages(&mut taken);
+                    }
+                    let first = taken.pop_front();
+                    (first.or_else(|| self.next_message(turn, in_flight.borrow().is_empty()))?, None)
+                }
             };
             let mut call = task.call.clone();
             let staged = if interrupted.is_some() {
@@ -191,6 +203,8 @@ impl Runner {
         };
         let result = shared.unless_it_panics(core, first.op, run);
         let leaving = leaving.into_inner();
+        // Empty, unless the communicator has failed.
+        turn.give_back(taken.into_inner());
         if let Err(error) = result {
             let error = shared.fail(core, error);
             let in_flight = in_flight.into_inner().take().map(|(task, _)| task);

@@ -262,7 +262,7 @@ impl CommState {
 
     /// Wakes the thread that holds the core, if it sleeps on links.
     pub(super) fn wake_on_links(&self) {
-        if let Some(Err(error)) = self.links.get().map(|waker| waker.wake()) {
+        if let Some(Err(error)) = self.links.get().map(|waker| waker.wake_once()) {
             // It wakes by itself a little later.
             crate::log::warn!(%error, "the thread that waits for links was not woken");
         }

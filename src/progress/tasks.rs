@@ -18,6 +18,8 @@ use crate::exec::messages::Interrupted;
 #[derive(Default)]
 pub(super) struct Tasks {
     state: Mutex<State>,
+    /// How many operations have not begun, for a look without the lock.
+    queued: AtomicUsize,
     /// There is something for the progress thread to do.
     wanted: Condvar,
     /// Operations that have been queued and have not ended.
@@ -156,7 +158,13 @@ impl Tasks {
     pub(super) fn push(&self, task: Task) {
         let mut state = self.state.lock();
         state.queued.push_back(task);
+        self.count(&state);
         self.notify(&state);
+    }
+
+    /// Notes how many operations have not begun.
+    fn count(&self, state: &State) {
+        self.queued.store(state.queued.len(), Ordering::Release);
     }
 
     /// Wakes the progress thread if it has to run what is next.
@@ -179,6 +187,7 @@ impl Tasks {
         for call in calls.into_iter().rev() {
             state.queued.push_front(self.task(call, Arc::new(Untold), false));
         }
+        self.count(state);
     }
 
     /// Wakes the progress thread because calls may arrive from now on.
@@ -272,7 +281,33 @@ impl Turn<'_> {
 
     /// Takes the next operation.
     pub(super) fn take_next(&self) -> Option<Task> {
-        self.tasks.state.lock().queued.pop_front()
+        let mut state = self.tasks.state.lock();
+        let task = state.queued.pop_front();
+        self.tasks.count(&state);
+        task
+    }
+
+    /// Whether no operation is queued that has not begun.
+    pub(super) fn is_empty(&self) -> bool {
+        self.tasks.queued.load(Ordering::Acquire) == 0
+    }
+
+    /// Takes the messages on memory of the host that are next. Some at a time: threads that queue more
+    /// need the same lock.
+    pub(super) fn take_messages(&self, taken: &mut VecDeque<Task>) {
+        const MOST: usize = 64;
+        let mut state = self.tasks.state.lock();
+        let is_one = |task: &Task| task.call.op.is_point_to_point() && task.call.on_device.is_none();
+        let count = state.queued.iter().take(MOST).take_while(|task| is_one(task)).count();
+        taken.extend(state.queued.drain(..count));
+        self.tasks.count(&state);
+    }
+
+    /// Gives operations back that were taken and have not begun.
+    pub(super) fn give_back(&self, taken: VecDeque<Task>) {
+        let mut state = self.tasks.state.lock();
+        taken.into_iter().rev().for_each(|task| state.queued.push_front(task));
+        self.tasks.count(&state);
     }
 
     /// Shows what [`Turn::take_next`] will take.

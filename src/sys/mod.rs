@@ -95,7 +95,7 @@ pub(crate) use signal::on_user_signal;
 #[cfg(feature = "redis")]
 pub(crate) use signal::without_sigpipe;
 pub(crate) use socket::{
-    LOSS_TOLERANT, PARTS, UNPACED, asks_about_listeners, congestion_control, connect, connect_from, connect_within,
+    LOSS_TOLERANT, MOST_PARTS, PARTS, UNPACED, asks_about_listeners, congestion_control, connect, connect_from, connect_within,
     is_resource_shortage, limit_unsent, listen, listen_anywhere, listen_within, own_loopback, receive, resource_shortage, send,
     set_congestion_control, shortage_of, tcp_socket,
 };

@@ -1,6 +1,7 @@
 //! Waiting for descriptors, and ending such a wait from another thread.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -47,9 +48,26 @@ pub(crate) struct Waker {
     event: Guarded<std::os::fd::OwnedFd>,
     #[cfg(not(all(target_os = "linux", not(miri))))]
     inner: mio::Waker,
+    /// A [`Waker::wake_once`] has not been noticed.
+    is_woken: AtomicBool,
 }
 
 impl Waker {
+    /// As [`Waker::wake`], but costs no system call until the waiting thread has noticed the last time.
+    /// For a thread that looks for all that it may be woken for, each time after it has noticed.
+    pub(crate) fn wake_once(&self) -> io::Result<()> {
+        if self.is_woken.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.wake().inspect_err(|_| self.is_woken.store(false, Ordering::Release))
+    }
+
+    /// The waiting thread has got the event. It sees now what came before the calls of
+    /// [`Waker::wake_once`] that did nothing.
+    pub(crate) fn notice(&self) {
+        self.is_woken.swap(false, Ordering::AcqRel);
+    }
+
     #[cfg(all(target_os = "linux", not(miri)))]
     pub(crate) fn new(poll: &Poll, token: Token) -> io::Result<Waker> {
         use std::os::fd::AsRawFd;
@@ -60,12 +78,12 @@ impl Waker {
         let event = Guarded::new(event.map_err(|error| naming("eventfd2")(error.into()))?);
         let number = event.as_raw_fd();
         poll.registry().register(&mut mio::unix::SourceFd(&number), token, mio::Interest::READABLE)?;
-        Ok(Waker { event })
+        Ok(Waker { event, is_woken: AtomicBool::new(false) })
     }
 
     #[cfg(not(all(target_os = "linux", not(miri))))]
     pub(crate) fn new(poll: &Poll, token: Token) -> io::Result<Waker> {
-        Ok(Waker { inner: above_standard(|| mio::Waker::new(poll.registry(), token))? })
+        Ok(Waker { inner: above_standard(|| mio::Waker::new(poll.registry(), token))?, is_woken: AtomicBool::new(false) })
     }
 
     /// Ends the wait that is under way, or else the next one. Fails if the program has closed the
@@ -113,4 +131,30 @@ pub(crate) fn join(thread: JoinHandle<()>) -> bool {
     // A panic there has been printed, and needs no cleanup.
     let _ = thread.join();
     true
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wake_that_was_noticed_is_not_the_last() {
+        let mut poll = Poll::new().unwrap();
+        let waker = Waker::new(&poll, Token(7)).unwrap();
+        let mut events = Events::with_capacity(4);
+        let mut wakes = |timeout| {
+            poll.poll(&mut events, Some(timeout)).unwrap();
+            events.iter().any(|event| event.token() == Token(7))
+        };
+        for _ in 0..3 {
+            (0..3).for_each(|_| waker.wake_once().unwrap());
+            assert!(wakes(Duration::from_secs(60)));
+            // What does nothing more has been said: until it is noticed, nothing wakes once more.
+            waker.wake_once().unwrap();
+            assert!(!wakes(Duration::ZERO));
+            waker.notice();
+        }
+        waker.wake_once().unwrap();
+        assert!(wakes(Duration::from_secs(60)));
+    }
 }

@@ -168,8 +168,11 @@ const MOST: usize = 1 << 30;
 #[cfg(unix)]
 const SMALL: usize = 256;
 
-/// The most parts that one call takes.
+/// The parts that a call takes at little cost.
 pub(crate) const PARTS: usize = 4;
+
+/// The most parts that a call sends: it takes the first ones.
+pub(crate) const MOST_PARTS: usize = 32;
 
 /// Sends bytes from the front of `parts`, laid end to end; returns how many. `WouldBlock` if the
 /// socket takes none now.
@@ -197,9 +200,17 @@ pub(crate) unsafe fn send(socket: impl std::os::fd::AsFd, parts: &[RawSlice]) ->
         // SAFETY: the first `len` bytes have been written.
         return call(socket, |fd| unsafe { libc::send(fd, bytes.as_ptr().cast(), len, flags) });
     }
-    let mut iov = vector(parts.iter().map(|part| (part.ptr.cast_mut(), part.len)));
+    let addresses = parts.iter().map(|part| (part.ptr.cast_mut(), part.len));
+    let (mut few, mut many);
+    let iov: &mut [libc::iovec] = if parts.len() <= PARTS {
+        few = vector::<PARTS>(addresses);
+        &mut few
+    } else {
+        many = vector::<MOST_PARTS>(addresses);
+        &mut many
+    };
     // SAFETY: `message` points to a valid vector; the caller vouches for the memory behind it.
-    call(socket, |fd| unsafe { libc::sendmsg(fd, &message(&mut iov), flags) })
+    call(socket, |fd| unsafe { libc::sendmsg(fd, &message(iov), flags) })
 }
 
 /// Fills `parts` from the front with what has arrived; returns how many bytes. 0 is the end of the
@@ -214,14 +225,14 @@ pub(crate) unsafe fn receive(socket: impl std::os::fd::AsFd, parts: &[RawSliceMu
         // SAFETY: the caller vouches for the memory, and `part.len` bounds the call.
         return call(socket, |fd| unsafe { libc::recv(fd, part.ptr.cast(), part.len.min(MOST), 0) });
     }
-    let mut iov = vector(parts.iter().map(|part| (part.ptr, part.len)));
+    let mut iov = vector::<PARTS>(parts.iter().map(|part| (part.ptr, part.len)));
     // SAFETY: as for `send`.
     call(socket, |fd| unsafe { libc::recvmsg(fd, &mut message(&mut iov), 0) })
 }
 
 #[cfg(unix)]
-fn vector(parts: impl Iterator<Item = (*mut u8, usize)>) -> [libc::iovec; PARTS] {
-    let mut iov = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PARTS];
+fn vector<const N: usize>(parts: impl Iterator<Item = (*mut u8, usize)>) -> [libc::iovec; N] {
+    let mut iov = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; N];
     let mut room = MOST;
     for (slot, (ptr, len)) in iov.iter_mut().zip(parts) {
         let len = len.min(room);
@@ -232,11 +243,11 @@ fn vector(parts: impl Iterator<Item = (*mut u8, usize)>) -> [libc::iovec; PARTS]
 }
 
 #[cfg(unix)]
-fn message(iov: &mut [libc::iovec; PARTS]) -> libc::msghdr {
+fn message(iov: &mut [libc::iovec]) -> libc::msghdr {
     // SAFETY: all fields of a msghdr may be zero.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = iov.as_mut_ptr();
-    header.msg_iovlen = PARTS as _;
+    header.msg_iovlen = iov.len() as _;
     header
 }
 
@@ -264,10 +275,19 @@ fn call(socket: impl std::os::fd::AsFd, mut call: impl FnMut(i32) -> isize) -> i
 #[cfg(windows)]
 pub(crate) unsafe fn send(socket: impl std::os::windows::io::AsSocket, parts: &[RawSlice]) -> io::Result<usize> {
     use windows_sys::Win32::Networking::WinSock::WSASend;
-    let buffers = vector(parts.iter().map(|part| (part.ptr.cast_mut(), part.len)));
+    let addresses = parts.iter().map(|part| (part.ptr.cast_mut(), part.len));
+    let (few, many);
+    let buffers: &[_] = if parts.len() <= PARTS {
+        few = vector::<PARTS>(addresses);
+        &few
+    } else {
+        many = vector::<MOST_PARTS>(addresses);
+        &many
+    };
+    let len = buffers.len() as u32;
     // SAFETY: the buffers are valid, and the caller vouches for the memory behind them. Without an
     // OVERLAPPED the system does not use them after the call.
-    call(socket, |socket, count| unsafe { WSASend(socket, buffers.as_ptr(), PARTS as u32, count, 0, std::ptr::null_mut(), None) })
+    call(socket, |socket, count| unsafe { WSASend(socket, buffers.as_ptr(), len, count, 0, std::ptr::null_mut(), None) })
 }
 
 /// Receives bytes as on Unix.
@@ -278,7 +298,7 @@ pub(crate) unsafe fn send(socket: impl std::os::windows::io::AsSocket, parts: &[
 #[cfg(windows)]
 pub(crate) unsafe fn receive(socket: impl std::os::windows::io::AsSocket, parts: &[RawSliceMut]) -> io::Result<usize> {
     use windows_sys::Win32::Networking::WinSock::WSARecv;
-    let buffers = vector(parts.iter().map(|part| (part.ptr, part.len)));
+    let buffers = vector::<PARTS>(parts.iter().map(|part| (part.ptr, part.len)));
     let mut flags = 0;
     // SAFETY: as for `send`.
     call(socket, |socket, count| unsafe {
@@ -287,9 +307,9 @@ pub(crate) unsafe fn receive(socket: impl std::os::windows::io::AsSocket, parts:
 }
 
 #[cfg(windows)]
-fn vector(parts: impl Iterator<Item = (*mut u8, usize)>) -> [windows_sys::Win32::Networking::WinSock::WSABUF; PARTS] {
+fn vector<const N: usize>(parts: impl Iterator<Item = (*mut u8, usize)>) -> [windows_sys::Win32::Networking::WinSock::WSABUF; N] {
     use windows_sys::Win32::Networking::WinSock::WSABUF;
-    let mut buffers = [WSABUF { len: 0, buf: std::ptr::null_mut() }; PARTS];
+    let mut buffers = [WSABUF { len: 0, buf: std::ptr::null_mut() }; N];
     let mut room = MOST;
     for (slot, (ptr, len)) in buffers.iter_mut().zip(parts) {
         let len = len.min(room);

@@ -48,6 +48,12 @@ pub(crate) trait Link: Send {
         Ok(None)
     }
 
+    /// Returns the most parts of a call for which [`Link::send`] of several messages at once is quicker than
+    /// one after the other; 0 if it is not.
+    fn most_parts(&self) -> usize {
+        0
+    }
+
     /// Sends a last message, after all others, as [`Link::send`] does. A link with its own buffer
     /// always has room for it.
     ///

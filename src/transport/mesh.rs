@@ -173,6 +173,9 @@ impl Mesh {
             result => result?,
         }
         for event in &self.events {
+            if event.token() == WAKER {
+                self.waker.notice();
+            }
             if let Some(Some(link)) = self.links.get_mut(event.token().0) {
                 link.disarm(true);
             }

@@ -95,6 +95,10 @@ impl Link for TcpLink {
         Ok(count)
     }
 
+    fn most_parts(&self) -> usize {
+        sys::MOST_PARTS
+    }
+
     fn peek(&mut self, want: usize) -> Result<RawSlice, Cause> {
         if self.arrived.len() < want.min(BUFFER) {
             self.fill()?;
