@@ -65,7 +65,7 @@ def _create(options, backend_options):
         _rendezvous.joins(options.store, options.group_rank)
     backend = _load().create(options, backend_options)
     if is_default:
-        _rendezvous.has_joined(options.store)
+        _rendezvous.has_joined(options.store, options.group_rank)
     if backend.supports_tensor_alloc(torch.device("cpu")):
         # DDP asks in C++, by a number, and cannot ask the backend in Python.
         use_shared_memory(for_ddp=_load().__name__.endswith("._C"))

@@ -4,11 +4,16 @@ With ``env://`` and ``tcp://``, rank 0 serves PyTorch's store, and closes it whe
 destroys the default group. If the program starts again with the same address, another rank may
 still connect to the store that closes: its start fails, and rank 0 waits for it at the next store
 in vain.
+
+PyTorch logs the stack of every call to a store that closes. So each rank keeps a connection of its own
+to the store, on which it sends nothing: the end of that is the end of the store.
 """
 
 import functools
 import os
+import socket
 import time
+from urllib.parse import urlsplit
 
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
@@ -20,7 +25,12 @@ START = "torch_kolo/start"
 # How long a rank waits before it asks again whether rank 0 has started again.
 PAUSE = 0.01
 
-# The number of the last start of this process at each host and port.
+# How long a rank that starts again waits for the end of the store before it asks the store. If the
+# program keeps the store of rank 0, that has no end.
+CLOSES = 0.5
+
+# The number of the last start of this process at each host and port, and the connection that ends
+# with its store, except on rank 0.
 last_starts = {}
 
 
@@ -36,6 +46,8 @@ def _following(handler):
     @functools.wraps(handler)
     def followed(url, timeout=default_pg_timeout, **others):
         until = time.monotonic() + timeout.total_seconds()
+        connection = _connection(url)
+        has_ended = _has_ended(connection, min(CLOSES, timeout.total_seconds()))
         while True:
             try:
                 steps = handler(url, timeout=timeout, **others)
@@ -48,8 +60,9 @@ def _following(handler):
             if rank == 0:
                 store.set(START, os.urandom(16).hex())
                 break
-            if _is_new(store, until):
+            if has_ended or _is_new(store, until, connection):
                 break
+            has_ended = _has_ended(connection, 0)
             # Rank 0 counts the ranks that connect to the new store, so a new object is needed.
             del met, store, steps
         yield met
@@ -58,12 +71,37 @@ def _following(handler):
     return followed
 
 
-def _is_new(store, until):
+def _connection(url):
+    """The connection to the store of the last start at the address of a URL, if there is one."""
+    parts = urlsplit(url)
+    address = parts.hostname, parts.port
+    if parts.scheme == "env":
+        # The store of torchrun's agent lasts longer than a start.
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return None
+        address = os.environ.get("MASTER_ADDR"), int(os.environ.get("MASTER_PORT") or 0)
+    return last_starts.get(address, (None, None))[1]
+
+
+def _has_ended(connection, wait):
+    """Waits until the other end has closed a connection, for at most so many seconds. Returns whether it has."""
+    if connection is None:
+        return False
+    connection.settimeout(wait)
+    try:
+        return not connection.recv(1)
+    except (TimeoutError, BlockingIOError):
+        return False
+    except OSError:
+        return True
+
+
+def _is_new(store, until, connection):
     """Whether rank 0 has started again with this store. Otherwise the store has closed."""
-    last = last_starts.get((store.host, store.port))
+    last, _ = last_starts.get((store.host, store.port), (None, None))
     if last is None:
         return True
-    while True:
+    while not _has_ended(connection, 0):
         try:
             # The store of the start before has its number.
             if not store.check([START]) or store.get(START) != last:
@@ -76,6 +114,7 @@ def _is_new(store, until):
                 "within the timeout; check that it runs"
             )
         time.sleep(PAUSE)
+    return False
 
 
 def joins(store, rank):
@@ -86,11 +125,25 @@ def joins(store, rank):
         store.set(START, os.urandom(16).hex())
 
 
-def has_joined(store):
+def has_joined(store, rank):
     """Is called when the default group has been made."""
     store = _served(store)
-    if store and store.check([START]):
-        last_starts[store.host, store.port] = store.get(START)
+    if not store:
+        return
+    connection = None
+    if rank != 0:
+        try:
+            connection = socket.create_connection((store.host, store.port), timeout=1)
+        except OSError:
+            pass
+    # The answer shows that the connection is to the same store.
+    if store.check([START]):
+        _, before = last_starts.get((store.host, store.port), (None, None))
+        if before:
+            before.close()
+        last_starts[store.host, store.port] = store.get(START), connection
+    elif connection:
+        connection.close()
 
 
 def _served(store):
