@@ -2,11 +2,18 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
 #include "signals.hpp"
 
 namespace torch_kolo {
 
 namespace {
+
+// How long to wait before the store is asked again. Each pause is twice the one before.
+constexpr std::chrono::milliseconds shortest_pause(2);
 
 std::vector<uint8_t> bytes(const void* value, size_t length) {
   const auto* start = static_cast<const uint8_t*>(value);
@@ -47,18 +54,16 @@ int32_t Rendezvous::set(void* self, const char* key, const void* value, size_t l
 int32_t Rendezvous::get(void* self, const char* key, uint64_t timeout_ms, kolo_reply_t reply) {
   return guarded(self, [&](c10d::Store& store) {
     const std::string name(key);
-    if (!store.check({name})) {
-      if (timeout_ms == 0) {
+    // kolo waits in short pieces, and PyTorch logs each wait that times out.
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+    std::chrono::nanoseconds pause = shortest_pause;
+    while (!store.check({name})) {
+      const std::chrono::nanoseconds left = until - std::chrono::steady_clock::now();
+      if (left.count() <= 0) {
         return;
       }
-      try {
-        store.wait({name}, std::chrono::milliseconds(timeout_ms));
-      } catch (...) {
-        // A timeout and a lost store throw the same; a lost store throws again.
-        if (!store.check({name})) {
-          return;
-        }
-      }
+      std::this_thread::sleep_for(std::min(pause, left));
+      pause *= 2;
     }
     const auto value = store.get(name);
     kolo_store_reply(reply, value.data(), value.size());

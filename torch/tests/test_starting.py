@@ -134,6 +134,19 @@ def test_ranks_start_again_and_again(kind, capfd):
     assert "recvValue failed" not in said and "Exception raised" not in said, said
 
 
+def test_a_rank_that_waits_for_a_key_is_quiet(capfd):
+    """kolo waits in short pieces. PyTorch would log each that times out."""
+    from torch_kolo.python.store import Rendezvous
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    rendezvous = Rendezvous(store)
+    # No reply is made, so none is needed.
+    assert rendezvous.callbacks.get(None, b"absent", 50, None) == 0
+    assert rendezvous.problem is None
+    said = capfd.readouterr().err
+    assert "timed out" not in said, said
+
+
 def test_a_store_needs_no_libuv():
     """PyTorch for Windows is built without it."""
     assert all(Ranks(1, starts, [("env://", free_port())]).results().values())
