@@ -6,16 +6,21 @@ mod common;
 #[path = "../common/namespaces.rs"]
 mod namespaces;
 
+mod bench;
 mod c;
+mod compare;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 mod cuda;
 mod doctor;
 mod manners;
 mod pages;
+mod plan;
 mod program;
 mod run;
 #[cfg(unix)]
 mod run_hosts;
+#[cfg(unix)]
+mod run_ranks;
 #[cfg(windows)]
 mod run_windows;
 mod soak;

@@ -5,6 +5,104 @@ use std::process::Stdio;
 
 use crate::program::{Folder, failed, program, said, text};
 
+#[test]
+fn help_names_the_commands() {
+    let help = said(&["--help"]);
+    for command in ["run", "bench", "plan"] {
+        assert!(help.contains(command), "{help}");
+    }
+    assert!(said(&["bench", "--help"]).contains("send_recv"));
+    assert!(said(&["--version"]).starts_with("kolo "));
+}
+
+/// Such a value was taken for one that is not set.
+#[cfg(unix)]
+#[test]
+fn a_variable_that_is_not_utf_8_is_refused_where_it_cannot_be_meant() {
+    use std::os::unix::ffi::OsStrExt;
+    let with = |name: &str, value: &[u8], arguments: &[&str]| {
+        program().args(arguments).env(name, std::ffi::OsStr::from_bytes(value)).stdin(Stdio::null()).output().unwrap()
+    };
+    let bench = ["bench", "barrier", "--iters", "1", "--warmup", "0"];
+    for (name, value, hint) in [
+        ("KOLO_TRANSPORT", &b"tcp\xff"[..], "auto, tcp, shm"),
+        ("KOLO_TIMEOUT", b"\xff5m", "500ms"),
+        ("KOLO_SECRET", b"\xc3\x28", "64 hexadecimal digits"),
+        ("KOLO_RANK", b"\xff", "KOLO_RANK"),
+    ] {
+        let output = with(name, value, &bench);
+        let err = text(&output.stderr);
+        assert!(!output.status.success() && err.contains(name) && err.contains(hint), "{name}: {err}");
+    }
+    let output = with("KOLO_ALGORITHM", b"ring\xfe", &["plan", "all_reduce", "--ranks", "4"]);
+    let err = text(&output.stderr);
+    assert!(!output.status.success() && err.contains("KOLO_ALGORITHM=\"ring\u{fffd}\""), "{err}");
+    // The name of a host is free.
+    let output = with("KOLO_HOST", b"h\xff", &bench);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+/// A misspelt level must not look as if there was nothing to log.
+#[test]
+fn the_level_of_the_log_is_checked() {
+    let plan = |level: &str| program().args(["plan", "barrier", "--ranks", "2"]).env("KOLO_LOG", level).output().unwrap();
+    for level in ["", "warn", " debug ", "TRACE"] {
+        let output = plan(level);
+        assert!(output.status.success() && output.stderr.is_empty(), "{level:?}: {}", text(&output.stderr));
+    }
+    let output = plan("blah");
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(text(&output.stderr), "kolo: KOLO_LOG=\"blah\": off, error, warn, info, debug or trace\n");
+    let output = program().args(["run", "-n", "1", "--", "true"]).env("KOLO_LOG", "warn,kolo=debug").output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(text(&output.stderr).contains("KOLO_LOG"), "{}", text(&output.stderr));
+}
+
+/// A file called `-` is standard output, and lines for people are not in it.
+#[test]
+fn figures_can_be_standard_output() {
+    let folder = Folder::new("output");
+    let quick = ["--sizes", "8", "--iters", "1", "--warmup", "0"];
+    let bench = [&["run", "-n", "2", "--", "bench", "all_reduce"], &quick[..]].concat();
+    let alone = [&["bench", "all_gather"], &quick[..]].concat();
+    let compare = vec!["compare", "barrier", "--rounds", "1", "--with", "roundtrip"];
+    for command in [bench, alone, compare] {
+        let run =
+            |more: &[&str]| program().args(&command).args(more).current_dir(&folder.0).stdin(Stdio::null()).output().unwrap();
+        let json = run(&["--json", "-"]);
+        let report: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+        assert!(report["rows"].is_array() && text(&json.stderr).contains("# "), "{command:?}: {}", text(&json.stderr));
+        let plot = run(&["--plot", "-"]);
+        assert!(plot.stdout.starts_with(b"<svg") && plot.stdout.ends_with(b"</svg>\n"), "{command:?}");
+        let both = run(&["--json", "-", "--plot", "-"]);
+        assert!(!both.status.success() && text(&both.stderr).contains("only one file"), "{}", text(&both.stderr));
+    }
+    assert!(folder.entries().is_empty(), "{:?}", folder.entries());
+}
+
+/// As `| head -1` does. The command is not asked for more, so it has succeeded.
+#[test]
+fn a_reader_that_goes_ends_a_command_quietly() {
+    use std::io::{BufRead, BufReader};
+    for arguments in [
+        &["run", "-n", "3", "--", "bench", "all_reduce", "--iters", "2"][..],
+        &["bench", "all_reduce", "--iters", "2"],
+        &["plan", "all_reduce", "--ranks", "64", "--hosts", "8"],
+        &["compare", "--rounds", "1000000", "--sizes", "8", "--with", "openmpi,gloo,mpich,deepspeed"],
+        &["soak", "--minutes", "100000", "--seed", "1"],
+    ] {
+        let mut command = program();
+        command.args(arguments).env("PATH", "/nowhere").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        drop(out);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), &*text(&output.stderr)), (Some(0), ""), "{arguments:?}: {line}");
+    }
+}
+
 /// The command fails, says why, and leaves nothing behind.
 #[cfg(target_os = "linux")]
 #[test]
