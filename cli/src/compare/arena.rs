@@ -1,7 +1,7 @@
 //! The contestants, which wait for questions: each of their ranks connects to a socket.
 //! `cli/peers/README.md` describes the protocol.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -30,7 +30,8 @@ pub(super) struct Question {
 }
 
 impl Question {
-    /// Returns a question that takes some tens of milliseconds if an operation takes `last` seconds.
+    /// Returns a question that takes some tens of milliseconds if an operation took `last` seconds in the
+    /// last one: by its answer, or for an overlap by [`Question::call`].
     pub(super) fn new(subject: Subject, bytes: usize, last: Option<f64>) -> Question {
         // Ranks that were asleep may wake on one processor, and the system needs milliseconds to
         // move one away.
@@ -40,14 +41,20 @@ impl Question {
         // before them, also where ranks share processors.
         const ITERATION: f64 = 0.002;
         let Some(last) = last else { return Question { subject, bytes, warmup: 2, iters: 2, calls: 4 } };
-        // What is not hidden of an operation may be nothing, but its call takes about as long as this.
-        let least = if subject == Subject::Overlap { 1e-6 + bytes as f64 * 1e-10 } else { 1e-9 };
-        let last = (last * f64::from(subject.operations())).max(least);
+        let last = (last * f64::from(subject.operations())).max(1e-9);
         let calls = (ITERATION / last).clamp(4.0, 1000.0) as u32;
         let iteration = (last * f64::from(calls)).max(1e-6);
         let iters = (BUDGET / iteration).clamp(2.0, 50.0) as u32;
         let warmup = (WARMUP / iteration).clamp(1.0, 1000.0) as u32;
         Question { subject, bytes, warmup, iters, calls }
+    }
+
+    /// Returns about how long a call takes if the ranks of an overlap needed this time. The answer is only
+    /// what the computation did not hide, which may be nothing.
+    pub(super) fn call(&self, took: Duration) -> f64 {
+        // Calls alone, computations alone, and both at once, one after the other at worst.
+        let calls = self.warmup + 2 + 2 * (self.warmup + self.iters);
+        took.as_secs_f64() / f64::from(calls) / f64::from(self.calls)
     }
 }
 
@@ -103,7 +110,7 @@ impl Arena {
                         *slot = Some(reader);
                     }
                 }
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     for child in &mut entered.children.0 {
                         if let Ok(Some(status)) = child.try_wait() {
                             return Err(format!("it ended while it started: {status}"));
@@ -130,7 +137,12 @@ impl Arena {
         let Entered { contestant, ranks, .. } = &mut self.entered[place];
         let Question { subject, bytes, warmup, iters, calls } = question;
         let line = format!("{} {bytes} {warmup} {iters} {calls}\n", subject.name());
-        let failed = |error: std::io::Error| format!("{} does not answer: {error}", contestant.name());
+        let failed = |error: std::io::Error| match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                format!("{} did not answer within {ANSWER:?}; compare on a machine that is less busy", contestant.name())
+            }
+            _ => format!("{} does not answer: {error}", contestant.name()),
+        };
         for rank in ranks.iter_mut() {
             rank.get_mut().write_all(line.as_bytes()).map_err(failed)?;
         }
@@ -160,8 +172,8 @@ fn greet(stream: Stream) -> std::io::Result<(String, usize, BufReader<Stream>)> 
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     reader.read_line(&mut line)?;
-    let (name, rank) = line.trim().split_once(' ').ok_or(std::io::ErrorKind::InvalidData)?;
-    let rank = rank.parse().map_err(|_| std::io::ErrorKind::InvalidData)?;
+    let (name, rank) = line.trim().split_once(' ').ok_or(ErrorKind::InvalidData)?;
+    let rank = rank.parse().map_err(|_| ErrorKind::InvalidData)?;
     Ok((name.to_owned(), rank, reader))
 }
 
@@ -225,4 +237,24 @@ impl Drop for Folder {
 /// starts equally often.
 pub(super) fn place(round: usize, turn: usize, contestants: usize) -> usize {
     (turn + round) % contestants
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether little or nothing of a call is hidden by the computation.
+    #[test]
+    fn a_question_is_short_however_long_a_call_takes() {
+        for call in [1e-6, 1e-4, 1e-3, 1e-2] {
+            let mut last = None;
+            for _ in 0..4 {
+                let question = Question::new(Subject::Overlap, 8, last);
+                let calls = |times: u32| f64::from(times * question.calls) * call;
+                let took = calls(2 * question.warmup + question.iters + 2);
+                assert!(took < 50.0 * (0.03 + call), "{took} s for {question:?}");
+                last = Some(question.call(Duration::from_secs_f64(took)));
+            }
+        }
+    }
 }

@@ -163,11 +163,15 @@ fn operate(run: &Run<'_>, folder: Folder, subject: Subject, contestants: Vec<Con
     let contestants = arena.contestants();
     let mut samples: Vec<Vec<Samples>> = Vec::new();
     samples.resize_with(sizes.len(), || contestants.iter().map(|_| Samples::default()).collect());
+    let mut calls = vec![vec![None; contestants.len()]; sizes.len()];
     run.rounds(sizes.len() * contestants.len(), |round, at| {
         let (size, turn) = (at / contestants.len(), at % contestants.len());
         let place = place(round, turn, contestants.len());
-        let samples = &mut samples[size][place];
-        samples.add(arena.ask(place, Question::new(subject, sizes[size], samples.last()))?);
+        let (samples, call) = (&mut samples[size][place], &mut calls[size][place]);
+        let last = if subject == Subject::Overlap { *call } else { samples.last() };
+        let (question, began) = (Question::new(subject, sizes[size], last), Instant::now());
+        samples.add(arena.ask(place, question)?);
+        *call = Some(question.call(began.elapsed()));
         Ok(())
     })?;
     drop(arena);
