@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::state::DeviceState;
-use super::tests::{Bed, OPS, Path, User, bytes, raw};
+use super::tests::{Bed, OPS, Path, User, bytes, counts, raw};
 use crate::Communicator;
 use crate::cuda::device::{Address, Device, StreamId};
 use crate::cuda::fake_device::{FakeDevice, FakeGraph};
@@ -15,9 +15,6 @@ use crate::exec::Call;
 use crate::progress::Raw;
 use crate::trace::DeviceStats;
 use crate::types::{DType, Op, Rank, ReduceOp};
-
-/// Elements of a short operation, of a large one, and of one of several segments.
-const COUNTS: [usize; 3] = [3, 40_001, 300_000];
 
 /// A call in a graph, with memory of its own.
 struct Captured {
@@ -69,7 +66,7 @@ fn every_collective_on(bed: &Bed, path: Path) {
         let plain = plain.lock()[rank].take().unwrap();
         let user = User::new(comm, device, stream, path);
         let dtype = DType::F32;
-        let of = |(i, op): (usize, Op)| COUNTS.map(|count| raw(op, dtype, count, i % world));
+        let of = |(i, op): (usize, Op)| counts().map(|count| raw(op, dtype, count, i % world));
         let all = OPS.into_iter().enumerate().flat_map(of);
         let all: Vec<_> = all.map(|raw| Captured::new(&user, device, raw, path == Path::Areas)).collect();
         let graph = capture(device, stream, || {

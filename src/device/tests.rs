@@ -11,6 +11,7 @@ use crate::cuda::fake_device::{FakeDevice, FakeGpu, Machine};
 use crate::error::Error;
 use crate::exec::Call;
 use crate::progress::Raw;
+use crate::sys::every_case;
 use crate::trace::DeviceStats;
 use crate::types::{DType, Op, Rank, ReduceOp, mix};
 
@@ -35,7 +36,9 @@ pub(super) enum Path {
 }
 
 /// Elements of the buffer, or of one block: a short one, a large one, and one of several segments.
-const COUNTS: [usize; 3] = [3, 40_001, 300_000];
+pub(super) fn counts() -> [usize; 3] {
+    [3, 40_001, if every_case() { 700_000 } else { 300_000 }]
+}
 
 /// The ranks of a test, and the GPU that they share. For the paths between processes each rank is a
 /// process of its own.
@@ -183,7 +186,9 @@ pub(super) struct User<'a> {
 }
 
 /// Bytes of an allocation: enough for all calls of most tests.
-const ARENA: usize = 5 << 20;
+fn arena() -> usize {
+    if every_case() { 12 << 20 } else { 5 << 20 }
+}
 
 impl Drop for User<'_> {
     fn drop(&mut self) {
@@ -209,9 +214,9 @@ impl<'a> User<'a> {
         let is_new = self.runs.fetch_add(1, Ordering::SeqCst).is_multiple_of(8);
         let allocate = |len: usize| {
             let free = if is_new { None } else { self.free.lock().pop() };
-            free.filter(|_| len <= ARENA).unwrap_or_else(|| {
+            free.filter(|_| len <= arena()).unwrap_or_else(|| {
                 let allocate = if self.path == Path::Mapped { FakeDevice::allocate_for_peers } else { FakeDevice::allocate };
-                let memory = allocate(self.device, len.max(ARENA)).unwrap();
+                let memory = allocate(self.device, len.max(arena())).unwrap();
                 if self.path == Path::Areas {
                     self.device.hide(memory);
                 }
@@ -298,7 +303,7 @@ fn every_collective_on(bed: &Bed, path: Path, dtype: DType) {
         let plain = plain.lock()[rank].take().unwrap();
         let user = User::new(comm, device, stream, path);
         for (i, op) in OPS.into_iter().enumerate() {
-            for count in COUNTS {
+            for count in counts() {
                 let root = i % world;
                 let raw = raw(op, dtype, count, root);
                 let lengths = user.lengths(&raw);
@@ -422,7 +427,7 @@ fn mixed_groups() {
             let plain = plain.lock()[rank].take().unwrap();
             let user = User::new(comm, device, stream, path);
             for (i, op) in OPS.into_iter().enumerate() {
-                for count in COUNTS {
+                for count in counts() {
                     let raw = raw(op, DType::F32, count, i % 3);
                     let input = bytes(100 * rank + i, DType::F32, user.lengths(&raw)[0]);
                     let expected = user.expected(&plain, &raw, &input);
@@ -440,7 +445,7 @@ fn one_buffer_on_the_host() {
     let bed = Bed::new(Path::Imported, 2);
     bed.run(|comm, rank, device, stream| {
         let user = User::new(comm, device, stream, Path::Imported);
-        for count in COUNTS {
+        for count in counts() {
             let raw = raw(Op::AllReduce, DType::U8, count, 0);
             if rank == 1 {
                 assert!(user.run(&raw, &vec![1; count], None).iter().all(|&sum| sum == 3));
@@ -477,7 +482,7 @@ fn without_words_calls_wait() {
     bed.devices.iter().for_each(|device| device.has_words.store(false, Ordering::SeqCst));
     bed.run(|comm, rank, device, stream| {
         let user = User::new(comm, device, stream, Path::Imported);
-        for count in COUNTS {
+        for count in counts() {
             let raw = raw(Op::AllReduce, DType::U8, count, 0);
             let got = user.run(&raw, &vec![rank as u8 + 1; count], None);
             assert!(got.iter().all(|&sum| sum == 3), "{count}");
@@ -491,7 +496,7 @@ fn messages() {
     bed.run(|comm, rank, device, stream| {
         let user = User::new(comm, device, stream, Path::Imported);
         let (next, last) = ((rank + 1) % 3, (rank + 2) % 3);
-        for count in COUNTS {
+        for count in counts() {
             let (send, recv) = (device.allocate(count).unwrap(), device.allocate(count).unwrap());
             device.write(user.stream, send, vec![rank as u8; count]);
             let sends = user.call(&raw(Op::Send, DType::U8, count, next), send, 0xdead);
@@ -515,7 +520,7 @@ fn nonblocking_messages_in_any_order() {
     let bed = Bed::new(Path::Imported, 3);
     bed.run(|comm, rank, device, stream| {
         let user = User::new(comm, device, stream, Path::Imported);
-        for count in COUNTS {
+        for count in counts() {
             let memory = [0, 1].map(|_| device.allocate(count).unwrap());
             let out = device.allocate(count).unwrap();
             device.write(user.stream, out, vec![rank as u8; count]);
@@ -619,7 +624,7 @@ fn peer_access_that_loses_writes() {
 fn failures_of_the_device() {
     for path in [Path::Imported, Path::Areas, Path::Staged, Path::Apart] {
         for op in [Op::AllReduce, Op::AllToAll, Op::Broadcast] {
-            for count in COUNTS {
+            for count in counts() {
                 // The calls of an operation, and those of the next one.
                 for after in if op == Op::AllReduce { 0..12 } else { 2..4 } {
                     let bed = Bed::new(path, 2);
@@ -871,7 +876,7 @@ fn without_kernels() {
             let comm = comm.with_driver(machine);
             scope.spawn(move || {
                 let user = User::new(&comm, device, device.user_stream(), Path::Imported);
-                for count in COUNTS {
+                for count in counts() {
                     let got = user.run(&raw(Op::AllReduce, DType::U8, count, 0), &vec![1; count], None);
                     assert!(got.iter().all(|&sum| sum == 2), "{count}");
                 }

@@ -424,7 +424,7 @@ fn no_rank_hangs_and_all_name_the_same_for_every_fault() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let seeds = match number("KOLO_TEST_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("KOLO_TEST_SEEDS").unwrap_or(250),
+        None => 0..number("KOLO_TEST_SEEDS").unwrap_or(if crate::sys::every_case() { 1000 } else { 250 }),
     };
     for seed in seeds {
         let outcome = std::panic::catch_unwind(|| {

@@ -60,17 +60,17 @@ fn fail_beside_others(stops: bool) {
 ///
 /// Rank 2 is at fault: it ends or stops itself while it writes into its peers' memory.
 pub(crate) fn beside_an_operation(comm: &Communicator) -> Error {
-    const USED: usize = 1_000_001;
     // The part does not end at a page boundary.
-    let [mut buffer, mut apart] = [USED + 100_000, 100_000].map(|len| -> Box<dyn Buffer> {
+    let len = if runner::all() { 4_000_001 } else { 1_000_001 };
+    let [mut buffer, mut apart] = [len + 100_000, 100_000].map(|len| -> Box<dyn Buffer> {
         let pooled = std::env::var_os(POOLED).is_some();
         if pooled { Box::new(comm.alloc_pooled(len).unwrap()) } else { Box::new(comm.alloc(len).unwrap()) }
     });
     let is_over = AtomicBool::new(false);
-    let (used, rest) = buffer.split_at_mut(USED);
+    let (used, rest) = buffer.split_at_mut(len);
     if comm.rank() == 2 {
         // The first word of its chunk, which it writes on all ranks before the rest of the chunk.
-        let word = used.as_mut_ptr().wrapping_add(USED - USED / 3).expose_provenance();
+        let word = used.as_mut_ptr().wrapping_add(len - len / 3).expose_provenance();
         let end = if std::env::var_os(STOPS).is_some() { system::stop } else { system::kill };
         std::thread::spawn(move || {
             // SAFETY: the memory lives as long as the process. Reading it while it is lent is a
