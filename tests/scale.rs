@@ -63,8 +63,9 @@ fn use_pools(comm: &Communicator) {
 fn be_a_rank(rank: usize) {
     let builder = Communicator::builder().rank(rank).world_size(RANKS).store(std::env::var(STORE).unwrap());
     let comm = builder.start_timeout(Duration::from_secs(120)).timeout(Duration::from_secs(600)).connect().unwrap();
-    let given = vec![rank as f32 + 1.0; 1 << 18];
-    let sums = vec![(RANKS * (RANKS + 1) / 2) as f32; given.len()];
+    // Integers, which are compared without a look at each.
+    let given = vec![rank as u32 + 1; 1 << 18];
+    let sums = vec![(RANKS * (RANKS + 1) / 2) as u32; given.len()];
     let mut data = given.clone();
     let mut use_it = |comm: &Communicator| {
         let mut word = [comm.rank() as u64];

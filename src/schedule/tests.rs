@@ -58,7 +58,7 @@ fn run(case: Case<'_>) {
 fn every_generator_for_every_world_size() {
     let mut runs = 0;
     let (seeds, worlds): (u64, Vec<usize>) =
-        if every_case() { (4, (1..=130).collect()) } else { (1, (1..=34).chain([63, 64, 65, 100]).collect()) };
+        if every_case() { (4, (1..=130).collect()) } else { (1, (1..=33).chain([65]).collect()) };
     for world in worlds {
         for op in WHOLE {
             if op == Op::Send && world == 1 {
@@ -73,7 +73,7 @@ fn every_generator_for_every_world_size() {
         }
     }
     println!("{runs} simulated collectives");
-    assert!(runs > 600 * seeds);
+    assert!(runs > 500 * seeds, "{runs}");
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn racks(world: usize, count: usize, seed: u64) -> Vec<usize> {
 #[test]
 fn two_levels_in_racks_of_any_sizes() {
     let mut runs = 0;
-    for world in 3..=24 {
+    for world in 3..=if every_case() { 24 } else { 18 } {
         for count in 2..=world.min(7) {
             for seed in 0..if every_case() { 40 } else { 2 } {
                 let starts = racks(world, count, seed);

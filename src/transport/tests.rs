@@ -1,6 +1,8 @@
 //! Every link carries every byte, in order, in both directions at once, however the calls cut the
 //! stream.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,14 +62,22 @@ fn message(seed: u64, number: u64) -> (usize, bool) {
     (1 + (random >> 8) as usize % most, random >> 7 & 1 == 0)
 }
 
-/// Returns bytes of the endless stream of a seed.
+/// Returns bytes of the endless stream of a seed. It repeats after a prime number of words, so that
+/// nothing which is out of place has the bytes of its place.
 fn stream(seed: u64, from: u64, len: usize) -> Vec<u8> {
-    let skipped = from as usize % 8;
-    let words = (skipped + len).div_ceil(8) as u64;
-    let mut bytes = Vec::with_capacity(8 * words as usize);
-    (0..words).for_each(|word| bytes.extend_from_slice(&mix(seed, from / 8 + word).to_le_bytes()));
-    bytes.truncate(skipped + len);
-    bytes.split_off(skipped)
+    const WORDS: u64 = 4093;
+    thread_local!(static PERIODS: RefCell<BTreeMap<u64, Vec<u8>>> = const { RefCell::new(BTreeMap::new()) });
+    PERIODS.with_borrow_mut(|periods| {
+        let period = periods.entry(seed).or_insert_with(|| (0..WORDS).flat_map(|word| mix(seed, word).to_le_bytes()).collect());
+        let mut bytes = Vec::with_capacity(len);
+        let mut at = (from % period.len() as u64) as usize;
+        while bytes.len() < len {
+            let count = (period.len() - at).min(len - bytes.len());
+            bytes.extend_from_slice(&period[at..at + count]);
+            at = 0;
+        }
+        bytes
+    })
 }
 
 /// Sends and receives `messages` messages at once, padded as in the engine, until all have been
@@ -108,7 +118,9 @@ fn converse(link: &mut dyn Link, send_seed: u64, receive_seed: u64, messages: u6
         }
         if receiving < messages {
             let (len, in_place) = message(receive_seed, receiving);
-            into.resize(padded(len), 0);
+            if into.len() != padded(len) {
+                into = vec![0; padded(len)];
+            }
             let part = if in_place { link.peek(into.len() - filled).unwrap() } else { RawSlice::of::<u8>(&[]) };
             if part.len > 0 {
                 assert_eq!(part.ptr as usize % ALIGN, (received_bytes as usize + filled) % ALIGN);

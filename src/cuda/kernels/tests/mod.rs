@@ -25,6 +25,13 @@ fn source() -> String {
     [WITHOUT_ENTRIES, ENTRIES].concat()
 }
 
+/// The program with these reductions alone: all of them take long to compile.
+fn source_of(reductions: impl IntoIterator<Item = (DType, ReduceOp)>) -> String {
+    let kernels = reductions.into_iter().map(|(dtype, redop)| super::Kernel::Reduce(dtype, redop));
+    let entries: String = [super::Kernel::TakeMoves].into_iter().chain(kernels).map(super::Kernel::line).collect();
+    [WITHOUT_ENTRIES, &entries].concat()
+}
+
 /// Prints what was not tested, also where the output of passing tests is not shown. With
 /// `KOLO_TEST_NVRTC` set, this fails.
 fn not_run(what: &str) {
@@ -351,7 +358,9 @@ fn wrong_kernels_are_noticed() {
         ("float_of((120u + 127) << 23)", "float_of((121u + 127) << 23)", DType::F8E4M3, ReduceOp::Product),
         ("return a ^ b;", "return a ^ b ^ (threads() > 1);", DType::U16, ReduceOp::BitXor),
     ];
-    let mutant = mutations.iter().fold(source(), |source, (right, wrong, ..)| {
+    let unchanged = (DType::I64, ReduceOp::Sum);
+    let reductions = mutations.iter().map(|&(_, _, dtype, redop)| (dtype, redop)).chain([unchanged]);
+    let mutant = mutations.iter().fold(source_of(reductions), |source, (right, wrong, ..)| {
         assert!(source.contains(right), "{right}");
         source.replace(right, wrong)
     });
@@ -363,10 +372,13 @@ fn wrong_kernels_are_noticed() {
         );
     }
     // Kernels that were not changed are still right.
-    assert_eq!(difference(&host, (DType::I64, ReduceOp::Sum), (2, 2000), (1, 0), Targets::Apart), None);
+    assert_eq!(difference(&host, unchanged, (2, 2000), (1, 0), Targets::Apart), None);
     // Here the kernels do not reach the elements after the last line.
-    let host = Host::build(&source().replace("i < inner.head ? i : i + inside", "i")).unwrap();
-    assert!(difference(&host, (DType::U32, ReduceOp::Max), (2, 2004), (1, 0), Targets::Apart).is_some());
+    let of_max = (DType::U32, ReduceOp::Max);
+    let (source, right) = (source_of([of_max]), "i < inner.head ? i : i + inside");
+    assert!(source.contains(right), "{right}");
+    let host = Host::build(&source.replace(right, "i")).unwrap();
+    assert!(difference(&host, of_max, (2, 2004), (1, 0), Targets::Apart).is_some());
 }
 
 #[test]
