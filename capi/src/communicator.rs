@@ -371,8 +371,8 @@ pub unsafe extern "C" fn kolo_comm_transport(comm: kolo_comm_t, name: *mut *cons
 }
 
 /// Sets `*has` to 1 if this rank's buffers may be in the memory of GPUs, otherwise to 0. They may
-/// if rank 0's `KOLO_DEVICES` permits it, kolo was built with the feature `cuda`, and the host has
-/// a driver.
+/// if rank 0's `KOLO_DEVICES` permits it, every rank's kolo was built with the feature `cuda`, and the
+/// host has a driver.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_has_devices(comm: kolo_comm_t, has: *mut i32) -> kolo_result_t {
     // SAFETY: the caller's pointer is null or valid, as the header says.

@@ -65,8 +65,8 @@ pub struct kolo_config_t {
     /// 1: a tcp:// store accepts other machines even without a secret: any process that reaches it
     /// can join or disturb the job. -1: it does not.
     pub insecure: i32,
-    /// 1: buffers may be in the memory of GPUs. -1: they may not. 0: they may if kolo was built
-    /// with the feature `cuda` and the machine has a driver. All ranks use rank 0's value.
+    /// 1: buffers may be in the memory of GPUs. -1: they may not. 0: they may if the machine has a
+    /// driver. All ranks use rank 0's value. Every rank's kolo needs the feature `cuda`.
     pub devices: i32,
     /// How data moves between the memory of GPUs: "auto" or "staged". All ranks use rank 0's value.
     pub device_path: *const c_char,

@@ -269,8 +269,8 @@ impl Builder {
     }
 
     /// Sets whether buffers may be in the memory of GPUs. Rank 0's value applies to all ranks. By
-    /// default they may if rank 0's kolo was built with the feature `cuda` and its machine has a
-    /// driver. Then each call finds out in which memory its buffers are, and ranks tell each other
+    /// default they may if rank 0's machine has a driver. They may not if a rank's kolo was built
+    /// without the feature `cuda`. If they may, each call finds out in which memory its buffers are, and ranks tell each other
     /// before an operation of more than 64 KiB, which takes one or two microseconds inside a host.
     pub fn devices(mut self, devices: bool) -> Self {
         self.devices = Some(devices);

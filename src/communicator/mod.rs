@@ -57,7 +57,7 @@ pub use stream::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
 ///   [`Work`](crate::Work) at once;
 /// - [`Scope::all_reduce`] returns at once and borrows its buffers until the
 ///   [`scope`](Communicator::scope) ends;
-/// - `OnStream::all_reduce`, with the feature `cuda`, takes device memory and its turn in a CUDA
+/// - `OnStream::all_reduce`, with the feature `cuda`, takes device memory, in the order of a CUDA
 ///   stream (`Communicator::on`).
 ///
 /// Dropping the communicator tells its peers that this rank has left, and aborts operations in
@@ -190,7 +190,7 @@ impl Communicator {
     }
 
     /// Returns whether this rank's buffers may be in the memory of GPUs: rank 0 allows it (see
-    /// [`Builder::devices`]), and this machine has a driver.
+    /// [`Builder::devices`]), every rank's kolo has the feature `cuda`, and this machine a driver.
     pub fn has_devices(&self) -> bool {
         self.exec.state.devices.are_there(&self.exec.state)
     }

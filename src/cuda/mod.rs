@@ -19,16 +19,5 @@ pub(crate) mod rounds;
 pub(crate) mod shared;
 pub(crate) mod words;
 
-use std::sync::Arc;
-
-use device::Driver;
-
-/// Returns the version of the kernels' compiler, or why there is none, as text for users.
-pub(crate) fn compiler() -> Result<String, String> {
-    kernels::compiler()
-}
-
-/// Returns the driver of the devices; `None` if none is installed.
-pub(crate) fn driver() -> Option<Arc<dyn Driver>> {
-    nvidia::driver()
-}
+pub(crate) use kernels::compiler;
+pub(crate) use nvidia::driver;

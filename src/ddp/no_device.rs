@@ -1,5 +1,5 @@
-//! Stands in for [`on_device`](super) where the feature `cuda` is off: a reducer with a device is
-//! refused, so there are no values of these types.
+//! Replaces `on_device` where the feature `cuda` is off: a reducer with a device is refused, so there are
+//! no values of these types.
 
 use std::convert::Infallible;
 use std::marker::PhantomData;
@@ -51,9 +51,7 @@ impl OnDevice {
     }
 }
 
-/// # Safety
-///
-/// None of these methods can be called.
+/// Without a value, none of these can be called.
 impl OnDevice {
     pub(super) unsafe fn copy(&self, _: Address, _: Address, _: usize) -> Result<()> {
         match self.0 {}

@@ -38,22 +38,17 @@ impl DeviceState {
     /// none.
     pub(super) fn driver(&self, state: &CommState) -> Option<&Arc<dyn Driver>> {
         let devices = || if state.settings.devices { cuda::driver() } else { None };
-        let driver = self.driver.get_or_init(devices).as_ref();
-        state.has_no_devices.store(driver.is_none(), Ordering::Relaxed);
+        // A larger communicator may have none, although this process has some.
+        let driver = self.driver.get_or_init(devices).as_ref().filter(|_| state.settings.devices);
+        if driver.is_none() {
+            state.has_no_devices.store(true, Ordering::Relaxed);
+        }
         driver
     }
 
     /// Finds out whether the buffers of a call are on a device. If so, or if there is a stream, the
-    /// call will take its place in the stream. A failure leaves the communicator usable: no other rank
-    /// has seen the call yet.
-    pub(super) fn bind(&self, state: &CommState, call: &mut Call, stream: StreamId) -> Result<()> {
-        self.try_to_bind(state, call, stream).map_err(|error| match error {
-            Error::Device { .. } => Error::Unsupported { what: "a call on a device", why: error.to_string() },
-            error => error,
-        })
-    }
-
-    fn try_to_bind(&self, state: &CommState, call: &mut Call, stream: StreamId) -> Result<()> {
+    /// call will take its place in the stream.
+    pub(super) fn try_to_bind(&self, state: &CommState, call: &mut Call, stream: StreamId) -> Result<()> {
         let Some(driver) = self.driver(state) else {
             return if stream == StreamId::DEFAULT { Ok(()) } else { Err(no_devices(state, "a stream")) };
         };
@@ -90,8 +85,8 @@ impl DeviceState {
 fn no_devices(state: &CommState, what: &'static str) -> Error {
     let why = match state.settings.devices {
         false => {
-            "rank 0 found no driver on its machine, KOLO_DEVICES (or the setting `devices`) is none there, or the kolo of a \
-             rank was built without the feature `cuda`"
+            "rank 0 found no driver on its machine, KOLO_DEVICES (or the setting `devices`) is none there, or a rank's kolo was \
+             built without the feature `cuda`: rank 0's log names it"
         }
         true => "there is no CUDA driver here; `kolo doctor` says more",
     };
@@ -128,12 +123,8 @@ impl Executor {
             // SAFETY: passed on.
             return unsafe { self.submit_checked(&call) };
         }
-        let mut work = None;
-        self.enqueue(std::slice::from_ref(&call), false, &mut || {
-            work = Some(self.queue_call(call.clone())?);
-            Ok(())
-        })?;
-        work.map_or(Ok(()), |work| Ok(work.wait()?))
+        let work = self.enqueue_one(&call, false, false)?;
+        Ok(work.expect("its end is not left to its stream").wait()?)
     }
 
     /// Waits for what the caller gave its stream, as an operation would: until the deadline of

@@ -214,6 +214,14 @@ pub(super) fn cut_of(call: &Call, world: usize) -> Cut {
     }
 }
 
+/// The error of a call that a device refuses before any rank has seen it: the communicator is usable.
+pub(super) fn refused(error: Error) -> Error {
+    match error {
+        Error::Device { .. } => Error::Unsupported { what: "a call on a device", why: error.to_string() },
+        error => error,
+    }
+}
+
 const ONE_KIND: &str = "there is one kind of call on a device";
 
 impl fmt::Debug for DeviceCall {

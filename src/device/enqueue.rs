@@ -4,8 +4,10 @@
 use std::io::ErrorKind;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::bind::{copy_kernel, kernel};
-use super::call::{DeviceCall, Enqueued, Path, PinnedAt, cut_of, device_call, device_call_to_keep};
+use super::call::{DeviceCall, Enqueued, Path, PinnedAt, cut_of, device_call, device_call_to_keep, refused};
 use super::caller::Caller;
 use super::handshake::{Given, Handshake};
 use super::host_area::{HostArea, SEGMENT, SLOTS};
@@ -31,17 +33,13 @@ const ROUNDS: usize = 8;
 const SWEEP: u64 = 64;
 
 impl Caller<'_> {
-    /// Enqueues calls that were bound on their callers' streams, or on kolo's own stream if a caller's
+    /// Enqueues bound calls on their callers' streams, or on kolo's own stream if a caller's
     /// stream shall not wait for them. Nothing is enqueued if this fails with an error that leaves
     /// the communicator usable. Several calls are messages, which run side by side.
     ///
     /// `queue` has the calls run. It is called before the first of them waits on a stream: the driver
     /// may keep this thread from enqueueing the rest until the stream has gone on.
     pub(super) fn enqueue(&self, calls: &[Call], is_apart: bool, queue: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        let refuse = |error: Error| match error {
-            Error::Device { .. } => Error::Unsupported { what: "a call on a device", why: error.to_string() },
-            error => error,
-        };
         let Some(first) = calls.iter().find(|call| call.on_device.is_some()) else { return queue() };
         self.state.check_process(first.op)?;
         let capture = |call: &Call| device_call(call).and_then(|bound| bound.capture);
@@ -50,12 +48,12 @@ impl Caller<'_> {
             return Err(Error::Unsupported { what: "messages side by side", why });
         }
         let mut calling = self.devices.calling.lock();
-        let bound: Vec<(&Call, Arc<DeviceCall>)> =
+        let bound: SmallVec<[(&Call, Arc<DeviceCall>); 2]> =
             calls.iter().filter_map(|call| Some((call, device_call_to_keep(call)?))).collect();
         for (call, bound) in &bound {
-            let Ready { path, handshake, lane } = self.get_ready(&mut calling, call, bound, is_apart).map_err(refuse)?;
+            let Ready { path, handshake, lane } = self.get_ready(&mut calling, call, bound, is_apart).map_err(refused)?;
             let captured_end = lane.as_ref().filter(|_| bound.is_captured()).map(|_| Event::new(&bound.device));
-            let captured_end = captured_end.transpose().map_err(refuse)?;
+            let captured_end = captured_end.transpose().map_err(refused)?;
             let stream = lane.map_or(bound.stream, |lane| lane.stream.id);
             let is_new = bound.enqueued.set(Enqueued { path, stream, captured_end, handshake }).is_ok();
             debug_assert!(is_new, "a call is enqueued once");
@@ -73,13 +71,13 @@ impl Caller<'_> {
             Ok(())
         };
         queue()?;
-        self.add_to_graph(calls).map_err(refuse)?;
+        self.add_to_graph(calls).map_err(refused)?;
         let given = give(&mut calling);
         drop(calling);
         given.map_err(|error| {
             // First all, in the order of their calls: what follows may wait for one of them, and a kernel of these
             // must not take its task while one of an earlier call runs.
-            self.devices.release_streams();
+            self.state.devices.release();
             bound.iter().for_each(|(_, bound)| end_what_was_given(bound));
             match self.state.fail_outside(error.clone()) {
                 // The thread that runs the call has noticed it first, but not why.
@@ -472,7 +470,7 @@ impl Enqueued {
                 words.enqueue_until_go(device, stream, round as u32)?;
                 let moves = MovesAt { on_device: *moves, on_host };
                 // SAFETY: the moves stay until the stream has left. The host tells what every rank
-                // has bound.
+                // has announced.
                 unsafe { device.run_moves(stream, *kernel, moves, call.bytes(cut.world), *may_wait)? };
                 words.enqueue_done(device, stream, round as u32)?;
             }

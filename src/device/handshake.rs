@@ -13,6 +13,7 @@ use crate::cuda::pinned::PinnedBuffer;
 use crate::cuda::shared::shared;
 use crate::cuda::words::Words;
 
+/// The words of a call, and the memory of what its kernels and its stream move.
 pub(super) struct Handshake {
     device: Arc<dyn Device>,
     /// `None` once they have been given back.

@@ -23,8 +23,8 @@ struct Message {
 /// sent. Returns `None` if the call is not on a device.
 pub(super) fn begin_message(devices: &DeviceState, state: &CommState, call: &mut Call) -> Result<Option<Box<dyn DeviceMessage>>> {
     let Some(bound) = device_call_to_keep(call) else { return Ok(None) };
-    let whole = call.clone();
     call.on_device = None;
+    let whole = call.clone();
     if !devices.can_begin(&bound) {
         let begun = state.until_stream(call, &bound, None, |handshake| handshake.words().has_arrived(0));
         begun.inspect_err(|_| bound.release())?;
@@ -48,7 +48,7 @@ pub(super) fn begin_message(devices: &DeviceState, state: &CommState, call: &mut
 impl DeviceMessage for Message {
     fn end(&self, state: &CommState) -> Result<()> {
         if let Some(Path::Copied { memory, recv: Some(_), lane, to, .. }) = self.bound.path() {
-            // SAFETY: the memory is as long as the caller's buffer, which is still lent.
+            // SAFETY: the memory is as long as the caller's buffer, which is still the operation's.
             unsafe { lane.device.copy_in(lane.stream.id, self.memory, to.ptr.addr() as u64, to.len)? };
             let finished = finish(lane, self.call.timeout.unwrap_or(state.info.timeout));
             // The device may still copy from it.

@@ -51,10 +51,9 @@ mod verify;
 mod watchdog;
 
 use std::cell::RefCell;
-#[cfg(test)]
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use call::device_call;
+use call::{DeviceCall, device_call, refused};
 use caller::Caller;
 use handshake::Handshake;
 use operation::DeviceOperation;
@@ -84,7 +83,7 @@ impl Devices for DeviceState {
 
     #[inline(never)]
     fn bind(&self, state: &CommState, call: &mut Call, stream: StreamId) -> Result<()> {
-        DeviceState::bind(self, state, call, stream)
+        self.try_to_bind(state, call, stream).map_err(refused)
     }
 
     fn concerns(&self, state: &CommState, call: &Call) -> bool {
@@ -115,12 +114,12 @@ impl Devices for DeviceState {
         message::begin_message(self, state, call)
     }
 
-    fn may_arrive(&self) -> bool {
+    fn may_replay(&self) -> bool {
         self.graphs.is_any()
     }
 
-    fn next_arrived(&self) -> Option<Vec<Call>> {
-        self.graphs.next_arrived()
+    fn next_replayed(&self) -> Option<Vec<Call>> {
+        self.graphs.next_replayed()
     }
 
     fn until_ready(&self, state: &CommState, call: &Call, seq: Option<u64>) -> Result<Option<Vec<Call>>> {
@@ -129,7 +128,7 @@ impl Devices for DeviceState {
         let is_there = |handshake: &Handshake| {
             let has_arrived = handshake.words().has_arrived(0);
             let mut replayed = replayed.borrow_mut();
-            *replayed = if has_arrived { None } else { self.graphs.next_arrived() };
+            *replayed = if has_arrived { None } else { self.graphs.next_replayed() };
             has_arrived || replayed.is_some()
         };
         state.until_stream(call, bound, seq, is_there)?;
@@ -137,7 +136,8 @@ impl Devices for DeviceState {
     }
 
     fn release(&self) {
-        self.release_streams();
+        let all: Vec<Arc<DeviceCall>> = self.on_streams.lock().iter().filter_map(Weak::upgrade).collect();
+        all.iter().for_each(|bound| bound.release());
     }
 
     fn abandon(&self) {

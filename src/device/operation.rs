@@ -12,8 +12,7 @@ use crate::config;
 use crate::cuda::device::{Event, MOST_PARTS};
 use crate::cuda::peers::{Announcement, BufferAt, Participation, Record};
 use crate::error::{Cause, Error, Result};
-use crate::exec::Call;
-use crate::exec::Core;
+use crate::exec::{Call, Core};
 use crate::progress::CommState;
 use crate::sys::Backoff;
 use crate::trace::PathTaken;
@@ -289,7 +288,7 @@ impl<'a> DeviceOperation<'a> {
         }
     }
 
-    /// Fails if the operation has been cancelled: its buffers on other ranks may no longer be bound.
+    /// Fails if the operation has been cancelled: buffers of other ranks may no longer be valid.
     pub(super) fn check_not_cancelled(&self) -> Result<()> {
         let seq = self.core.next_seq();
         if self.shared.info.cancel.stops(Some(seq)) { Err(Error::Aborted { op: self.call.op, seq }) } else { Ok(()) }

@@ -12,7 +12,7 @@ impl DeviceOperation<'_> {
     /// area.
     pub(super) fn prepare(&mut self, area: Option<Exported>) -> Result<Prepared> {
         // Ranks that called before may have prepared already, with this one.
-        if let Some((memory, place)) = &*self.devices.area.lock() {
+        if let Some((memory, place)) = self.devices.area.get() {
             return Ok(Prepared::Staged(memory.clone(), *place));
         }
         if !self.shared.may_be_direct() {
@@ -42,15 +42,18 @@ impl DeviceOperation<'_> {
 
     /// Makes host memory for segments, on all ranks.
     pub(super) fn prepare_host(&mut self) -> Result<Prepared> {
-        if self.devices.area.lock().is_none() {
-            let len = area_len(self.world);
-            let shared = self.core.allocate(&self.shared.info, len)?;
-            let (place, _) = self.core.place_on_host();
-            let area = shared.map(|memory| (memory, place)).or_else(|| Some((private_area(len)?, 0)));
-            let problem = ArgumentError::TooMany { count: self.call.count };
-            *self.devices.area.lock() = Some(area.ok_or(Error::Argument { op: self.call.op, problem })?);
-        }
-        let (memory, place) = self.devices.area.lock().clone().expect("it is there");
+        let (memory, place) = match self.devices.area.get() {
+            Some(area) => area.clone(),
+            None => {
+                let len = area_len(self.world);
+                let shared = self.core.allocate(&self.shared.info, len)?;
+                let (place, _) = self.core.place_on_host();
+                let area = shared.map(|memory| (memory, place)).or_else(|| Some((private_area(len)?, 0)));
+                let problem = ArgumentError::TooMany { count: self.call.count };
+                let area = area.ok_or(Error::Argument { op: self.call.op, problem })?;
+                self.devices.area.get_or_init(|| area).clone()
+            }
+        };
         Ok(Prepared::Staged(memory, place))
     }
 }

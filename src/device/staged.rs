@@ -32,7 +32,7 @@ impl DeviceOperation<'_> {
     pub(super) unsafe fn staged_on_host(&mut self, call: &Call) -> Result<()> {
         let Call { send, recv, .. } = *call;
         let cut = cut_of(call, self.world).into_rounds_of(SEGMENT);
-        let (memory, place) = self.devices.area.lock().clone().ok_or_else(|| self.confused())?;
+        let (memory, place) = self.devices.area.get().cloned().ok_or_else(|| self.confused())?;
         let segment = memory.at(place, segment_of_host(self.world));
         for round in 0..cut.rounds {
             for row in cut.rows(self.rank, Buffer::Send, round) {

@@ -28,12 +28,12 @@ pub(crate) struct DeviceState {
     pub(super) driver: OnceLock<Option<Arc<dyn Driver>>>,
     pub(super) calling: Mutex<Calling>,
     /// The calls whose streams may wait for this communicator.
-    on_streams: Mutex<Vec<Weak<DeviceCall>>>,
+    pub(super) on_streams: Mutex<Vec<Weak<DeviceCall>>>,
     /// The calls that graphs have captured.
     pub(super) graphs: Graphs,
     /// Host memory for segments, and this rank's place in it. Ranks of one host share it, so that a
     /// reduced segment is not staged a second time. All ranks have it, or none.
-    pub(super) area: Mutex<Option<(Arc<Allocation>, usize)>>,
+    pub(super) area: OnceLock<(Arc<Allocation>, usize)>,
     /// A process number that tests choose.
     #[cfg(test)]
     pub(super) process: OnceLock<u64>,
@@ -60,12 +60,6 @@ impl DeviceState {
         let mut all = self.on_streams.lock();
         all.retain(|bound| bound.strong_count() > 0);
         all.push(Arc::downgrade(bound));
-    }
-
-    /// Lets all streams continue that wait for this communicator. Calls no driver.
-    pub(super) fn release_streams(&self) {
-        let all: Vec<Arc<DeviceCall>> = self.on_streams.lock().iter().filter_map(Weak::upgrade).collect();
-        all.iter().for_each(|bound| bound.release());
     }
 }
 

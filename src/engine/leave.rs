@@ -8,12 +8,12 @@ use crate::buffer::RawSlice;
 use crate::types::{Descriptor, Rank};
 
 /// How long a rank that leaves waits for its last messages to fit into the links.
-const PARTING: Duration = Duration::from_millis(100);
+const LEAVING: Duration = Duration::from_millis(100);
 
 impl Engine {
     /// Tells peers that this rank takes part no longer: it leaves after operation `last_seq`, or an
     /// operation has `failed`. Informs all peers with which there is a link, and the `callers` that
-    /// have just connected. A rank that leaves waits up to [`PARTING`] for room in the links.
+    /// have just connected. A rank that leaves waits up to [`LEAVING`] for room in the links.
     pub(crate) fn leave(&mut self, last_seq: u64, failed: bool, callers: &[Rank]) {
         let descriptor = Descriptor { seq: last_seq, ..Descriptor::nothing() };
         let kind = if failed { Kind::Revoked } else { Kind::Goodbye };
@@ -25,7 +25,7 @@ impl Engine {
         }
         // The peers that have not got all of the message, and how much of it each has got.
         let mut rest: Vec<(Rank, usize)> = self.mesh.open_links().map(|(peer, _)| (peer, 0)).collect();
-        let until = Instant::now() + PARTING;
+        let until = Instant::now() + LEAVING;
         loop {
             rest.retain_mut(|(peer, sent)| !self.has_sent(*peer, &bytes, sent));
             let left = until.saturating_duration_since(Instant::now());

@@ -40,7 +40,7 @@ pub(crate) struct Call {
     /// What peers compare with their own call, if it is not this call. The sequence number is this
     /// call's.
     pub(crate) described: Option<Descriptor>,
-    /// Present if its buffers are on a device, or if it takes its turn in a stream.
+    /// Present if its buffers are on a device, or if it has a place in the order of a stream.
     pub(crate) on_device: Option<Arc<dyn OnDevice>>,
 }
 

@@ -51,7 +51,7 @@ impl Queue {
     /// completion, which comes in any case. If this fails, it has come when this returns.
     pub(crate) fn push(&self, call: Call, completion: Arc<dyn Completion>) -> Result<()> {
         if call.on_device.as_ref().is_some_and(|on_device| on_device.is_captured()) {
-            // The progress thread runs it each time that it arrives.
+            // The progress thread runs it each time that it is replayed.
             let started = self.start_or_fail();
             completion.complete(started.clone());
             return started;
@@ -61,9 +61,9 @@ impl Queue {
         self.push_task(self.tasks().task(call, completion, is_for_any_thread))
     }
 
-    /// The progress thread looks for calls that arrive from now on.
-    pub(super) fn notice_arrivals(&self) {
-        self.tasks().notice_arrivals();
+    /// The progress thread looks for replayed calls from now on.
+    pub(super) fn notice_replays(&self) {
+        self.tasks().notice_replays();
     }
 
     /// As [`Queue::push`], for a call that its caller runs in its turn.

@@ -150,12 +150,8 @@ impl Executor {
             return self.queue_call(call);
         }
         self.check_not_failed()?;
-        let mut work = None;
-        self.enqueue(std::slice::from_ref(&call), true, &mut || {
-            work = Some(self.queue_call(call.clone())?);
-            Ok(())
-        })?;
-        Ok(work.expect("a call that is enqueued has been queued"))
+        let work = self.enqueue_one(&call, true, false)?;
+        Ok(work.expect("its end is not left to its stream"))
     }
 
     /// Returns the failure that ended the communicator.

@@ -86,19 +86,20 @@ impl Runner {
         task.complete(result);
     }
 
-    /// Waits until the next task can begin, if others may arrive before. Returns false if there is
+    /// Waits until the next task can begin, if replayed ones may come before. Returns false if there is
     /// another next task then, or none.
     fn is_next_ready(&self, core: &mut Core, turn: &Turn<'_>) -> bool {
         let shared = &self.shared;
-        if !shared.devices.may_arrive() {
+        if !shared.devices.may_replay() {
             return true;
         }
-        let Some(call) = turn.peek(Call::clone) else { return true };
+        let next = turn.peek(|call| call.on_device.is_some().then(|| call.clone())).flatten();
+        let Some(call) = next else { return true };
         let seq = (!call.op.is_point_to_point()).then(|| core.next_seq());
         match shared.devices.until_ready(shared, &call, seq) {
             Ok(None) => true,
-            Ok(Some(arrived)) => {
-                self.tasks.push_arrived(arrived);
+            Ok(Some(replayed)) => {
+                self.tasks.push_replayed(replayed);
                 false
             }
             Err(error) => {
@@ -138,7 +139,7 @@ impl Runner {
         // Messages that have ended, and that their streams have not left. A stream takes its
         // messages in the order in which they were called, and one of these may wait for one in flight.
         let leaving: RefCell<Vec<(Task, Box<dyn DeviceMessage>)>> = RefCell::default();
-        let looks: Backoff = Backoff::default();
+        let backoff = Backoff::default();
         let complete = |task: Task, message: &dyn DeviceMessage| {
             message.count(shared);
             task.complete(Ok(()));
@@ -147,10 +148,10 @@ impl Runner {
             let left: Vec<_> = leaving.borrow_mut().extract_if(.., |(_, message)| message.has_left()).collect();
             left.into_iter().for_each(|(task, message)| complete(task, &*message));
             if leaving.borrow().is_empty() {
-                looks.reset();
+                backoff.reset();
             } else {
                 // They are looked at again soon, instead of when a link is ready.
-                looks.wait();
+                backoff.wait();
                 shared.wake_on_links();
             }
         };
@@ -223,8 +224,8 @@ impl Runner {
     fn next_message(&self, turn: &Turn<'_>, is_alone: bool) -> Option<Task> {
         let devices = &self.shared.devices;
         let can_begin = turn.peek(|next| next.op.is_point_to_point().then(|| devices.can_begin(next)))??;
-        // A call that arrives may have to run before.
-        if !can_begin && is_alone && devices.may_arrive() {
+        // A replayed call may have to run before.
+        if !can_begin && is_alone && devices.may_replay() {
             return None;
         }
         // It may come only after the end of a message in flight.

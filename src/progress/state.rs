@@ -45,7 +45,7 @@ pub(crate) trait Devices: Any + Send + Sync {
     }
 
     /// Enqueues what calls are to do on devices. `queue` has the host's part of them run, and is called
-    /// once, unless this fails before any rank has seen the calls. `is_apart`: the caller's streams do
+    /// once, unless this fails first: then the communicator is usable, or has ended. `is_apart`: the caller's streams do
     /// not wait for them.
     fn enqueue(
         &self,
@@ -79,18 +79,19 @@ pub(crate) trait Devices: Any + Send + Sync {
         Ok(None)
     }
 
-    /// Whether calls may come of which no caller tells: those of a graph that is replayed.
-    fn may_arrive(&self) -> bool {
+    /// Whether calls may be replayed, which no caller queues.
+    fn may_replay(&self) -> bool {
         false
     }
 
-    /// Returns calls that have come, if there are any: a collective, or messages side by side.
-    fn next_arrived(&self) -> Option<Vec<Call>> {
+    /// Returns replayed calls that have not been run, if there are any: a collective, or messages side
+    /// by side.
+    fn next_replayed(&self) -> Option<Vec<Call>> {
         None
     }
 
-    /// Waits until a queued call can begin, which is the next one of the queue. Returns calls that have
-    /// come meanwhile, and are to run before it. `seq`: its number, if it is a collective.
+    /// Waits until a queued call can begin, which is the next one of the queue. Returns replayed
+    /// calls that are to run before it. `seq`: its number, if it is a collective.
     fn until_ready(&self, _state: &CommState, _call: &Call, _seq: Option<u64>) -> Result<Option<Vec<Call>>> {
         Ok(None)
     }

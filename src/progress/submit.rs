@@ -122,27 +122,36 @@ impl Executor {
         Ok(work)
     }
 
-    /// Queues a call on a device, and waits for its end unless its stream does.
+    /// Enqueues a call on a device, and waits for its end unless its stream does.
     fn submit_on_device(&self, call: Call) -> Result<()> {
         self.check_not_failed()?;
+        match self.enqueue_one(&call, false, true)? {
+            Some(work) => Ok(work.wait()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Enqueues a call on a device, and queues the host's part of it. Returns `None` if the end of the
+    /// call is left to its stream, which `may_be_left` allows.
+    pub(crate) fn enqueue_one(&self, call: &Call, is_apart: bool, may_be_left: bool) -> Result<Option<Work<()>>> {
         let mut work = None;
-        self.enqueue(std::slice::from_ref(&call), false, &mut || {
-            let is_left = is_left_to_its_stream(&call);
+        self.enqueue(std::slice::from_ref(call), is_apart, &mut || {
+            let is_left = may_be_left && is_left_to_its_stream(call);
             work = Some(self.queue_call(call.clone())?).filter(|_| !is_left);
             Ok(())
         })?;
-        work.map_or(Ok(()), |work| Ok(work.wait()?))
+        Ok(work)
     }
 
     /// See [`Devices::enqueue`].
-    pub(crate) fn enqueue(&self, calls: &[Call], is_apart: bool, queue: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    fn enqueue(&self, calls: &[Call], is_apart: bool, queue: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let exclusively = |call: &Call, part: &mut dyn FnMut(&mut Core) -> Result<()>| self.exclusively(call.clone(), part);
         let state = &*self.state;
-        let result = state.devices.enqueue(state, &exclusively, calls, is_apart, queue);
-        if state.devices.may_arrive() {
-            self.queue.notice_arrivals();
+        state.devices.enqueue(state, &exclusively, calls, is_apart, queue)?;
+        if calls.iter().any(|call| call.on_device.as_ref().is_some_and(|on_device| on_device.is_captured())) {
+            self.queue.notice_replays();
         }
-        result
+        Ok(())
     }
 
     /// Checks and runs sends and receives side by side.

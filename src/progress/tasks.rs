@@ -91,15 +91,15 @@ impl Drop for Task {
     }
 }
 
-/// The end of a call that has arrived, of which no caller is told. A failure ends the communicator.
-struct Untold;
+/// The end of a replayed call, of which no caller is told. A failure ends the communicator.
+struct Replayed;
 
-impl Completion for Untold {
+impl Completion for Replayed {
     fn begin(&self) {}
     fn complete(&self, _: Result<()>) {}
 }
 
-/// How the progress thread looks for calls that arrive: at once after an operation, later from time to time.
+/// How the progress thread looks for replayed calls: at once after an operation, later from time to time.
 struct Polling {
     since: Instant,
 }
@@ -176,22 +176,22 @@ impl Tasks {
         }
     }
 
-    /// Puts calls that have arrived before what is queued.
-    pub(super) fn push_arrived(&self, calls: Vec<Call>) {
+    /// Puts replayed calls before what is queued.
+    pub(super) fn push_replayed(&self, calls: Vec<Call>) {
         let mut state = self.state.lock();
-        self.add_arrived(&mut state, calls);
+        self.add_replayed(&mut state, calls);
         self.notify(&state);
     }
 
-    fn add_arrived(&self, state: &mut State, calls: Vec<Call>) {
+    fn add_replayed(&self, state: &mut State, calls: Vec<Call>) {
         for call in calls.into_iter().rev() {
-            state.queued.push_front(self.task(call, Arc::new(Untold), false));
+            state.queued.push_front(self.task(call, Arc::new(Replayed), false));
         }
         self.count(state);
     }
 
-    /// Wakes the progress thread because calls may arrive from now on.
-    pub(super) fn notice_arrivals(&self) {
+    /// Wakes the progress thread because calls may be replayed from now on.
+    pub(super) fn notice_replays(&self) {
         // It looks whether they may while it has the lock.
         drop(self.state.lock());
         self.wanted.notify_one();
@@ -216,7 +216,7 @@ impl Tasks {
     /// If threads that wait took their turns before it was awake, they probably do so again: then it
     /// naps, and callers do not wake it.
     ///
-    /// A call that arrives wakes no thread, so this one polls `devices`.
+    /// A replayed call wakes no thread, so this one polls `devices`.
     pub(super) fn await_turn(&self, devices: &dyn Devices) -> Option<Turn<'_>> {
         let mut state = self.state.lock();
         let mut naps = 0;
@@ -226,14 +226,14 @@ impl Tasks {
                 (false, false) => break,
                 (false, true) if state.is_closed => return None,
                 (false, true) => {
-                    if let Some(arrived) = devices.next_arrived() {
-                        self.add_arrived(&mut state, arrived);
+                    if let Some(replayed) = devices.next_replayed() {
+                        self.add_replayed(&mut state, replayed);
                         break;
                     }
                 }
                 _ => {}
             }
-            if devices.may_arrive() {
+            if devices.may_replay() {
                 match polling.pause() {
                     Some(pause) => _ = self.wanted.wait_for(&mut state, pause),
                     None => MutexGuard::unlocked(&mut state, std::thread::yield_now),

@@ -117,7 +117,7 @@ pub(crate) fn fuzz(bytes: &[u8]) {
     if let Err(error) = &outcome {
         assert!(!error.to_string().is_empty());
     }
-    // `part` would wait for seconds for a peer that claims to write.
+    // `leave` would wait for seconds for a peer that claims to write.
     peer.rank_state(other).borrows.store(0, Ordering::Relaxed);
     window.leave(1, outcome.is_err());
 }

@@ -27,8 +27,7 @@ pub(crate) struct Patience {
 }
 
 /// Paces looks at what wakes no thread, such as a word that a device writes: without pause while it may
-/// take microseconds only. `crossbeam_utils::Backoff` gives up after ten looks, before a device has done
-/// anything.
+/// take microseconds only. `crossbeam_utils::Backoff` yields from the eighth look on, and never sleeps.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff(Cell<u32>);
 

@@ -33,7 +33,7 @@ const REPORT: Duration = Duration::from_secs(1);
 
 /// How long a link that is dropped and has lost a rail waits until the peer's system has everything.
 /// Tests wait longer, for slow machines.
-const PARTING: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 500 });
+const LEAVING: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 500 });
 
 /// How long it waits while no connection has taken some of that, which is lost with the link. The peer
 /// reads it when it comes to its next call.
@@ -388,15 +388,15 @@ impl Rails {
                 return;
             }
             let live = || self.rails.iter().filter(|rail| !rail.is_lost());
-            let has_parted = self.again.is_empty() && live().all(Rail::has_delivered);
+            let has_left = self.again.is_empty() && live().all(Rail::has_delivered);
             // What a connection holds arrives after it was closed.
             let is_handed_over = self.again.is_empty() && live().all(Rail::has_room);
             let is_gone = live().all(Rail::is_unanswered);
-            if has_parted || began.elapsed() >= if is_handed_over || is_gone { PARTING } else { HANDING_OVER } {
+            if has_left || began.elapsed() >= if is_handed_over || is_gone { LEAVING } else { HANDING_OVER } {
                 break;
             }
             // There is no time to be sure that a rail is silent.
-            if began.elapsed() >= PARTING / 2 && !is_gone {
+            if began.elapsed() >= LEAVING / 2 && !is_gone {
                 for at in 0..self.rails.len() {
                     if self.rails[at].is_unanswered() {
                         let _ = self.lose(at, Loss::Silent);
@@ -515,7 +515,7 @@ impl Drop for RailLink {
         if self.forks != sys::forks() {
             return;
         }
-        let Some(mut rails) = self.rails.try_lock_for(PARTING) else { return };
+        let Some(mut rails) = self.rails.try_lock_for(LEAVING) else { return };
         if rails.is_intact() {
             rails.leave();
         }

@@ -220,7 +220,7 @@ fn have_devices(allowed: bool, peers: &[PeerInfo]) -> bool {
     let without = peers.iter().find(|peer| !peer.has_cuda).filter(|_| allowed);
     if let Some(peer) = without {
         let (rank, process) = (peer.rank, peer.process());
-        crate::log::info!(
+        crate::log::warn!(
             rank,
             process,
             "a rank's kolo was built without the feature `cuda`, so no rank may have buffers on devices"

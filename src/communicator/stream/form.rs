@@ -170,7 +170,7 @@ impl OnStream<'_> {
         (RawSliceMut { ptr: std::ptr::without_provenance_mut(address as usize), len }, until_written)
     }
 
-    /// Checks a call and has it take its turn in the stream.
+    /// Checks a call and gives it its place in the order of the stream.
     fn bind(&self, call: Call) -> Result<Call> {
         let mut call = call.check(self.comm.rank(), self.comm.world_size())?;
         self.comm.exec.state.bind(&mut call, StreamId(self.stream.cu_stream().addr()))?;

@@ -82,7 +82,7 @@ pub(super) fn load_or_prebuilt<T>(
 
 /// Returns the version of the compiler that [`image`] uses, or why there is none, as text for
 /// users.
-pub(in crate::cuda) fn compiler() -> Result<String, String> {
+pub(crate) fn compiler() -> Result<String, String> {
     Nvrtc::find().map(|nvrtc| name_of(nvrtc))
 }
 

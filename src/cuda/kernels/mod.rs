@@ -18,7 +18,8 @@ use super::moves::Move;
 use crate::reduce::scales;
 use crate::types::{DType, ReduceOp};
 
-pub(super) use image::{compiler, load};
+pub(crate) use image::compiler;
+pub(super) use image::load;
 
 /// A kernel, by what it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -28,7 +28,7 @@ use crate::types::{DType, ReduceOp};
 
 /// Returns the driver, if its library is installed. Does not initialise it: that takes a tenth of a
 /// second, and a process without device memory does not need it.
-pub(super) fn driver() -> Option<Arc<dyn Driver>> {
+pub(crate) fn driver() -> Option<Arc<dyn Driver>> {
     NVIDIA.as_ref().map(|driver| driver.clone() as Arc<dyn Driver>)
 }
 

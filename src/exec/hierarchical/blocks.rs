@@ -60,7 +60,7 @@ impl Columns {
     }
 
     /// Whether each rank of this host has a column of its own.
-    fn has_rail_for_each(&self) -> bool {
+    fn has_column_for_each(&self) -> bool {
         self.hosts[self.host].len() == self.columns
     }
 
@@ -168,7 +168,7 @@ impl Core {
         // SAFETY: passed on. The parts of the scratch memory are apart.
         let result = unsafe {
             (|| {
-                if columns.has_rail_for_each() {
+                if columns.has_column_for_each() {
                     let at = of_columns[columns.place] + of_hosts[columns.place][columns.host];
                     copy(call.send, &(0..call.send.len / element), packed, at, element);
                 } else if let Some(window) = &mut self.window {
@@ -187,7 +187,7 @@ impl Core {
                     let hosts = &of_hosts[columns.place];
                     let output = part(packed, of_columns[columns.place]..of_columns[columns.place + 1], element);
                     let input = part(output, hosts[columns.host]..hosts[columns.host + 1], element).as_const();
-                    self.run_on_rail(context, &columns, (Op::AllGatherV, between), (input, output), hosts, call)?;
+                    self.run_on_column(context, &columns, (Op::AllGatherV, between), (input, output), hosts, call)?;
                 }
                 if let Some(window) = &mut self.window {
                     let places = by_place(&of_columns, window);
@@ -243,13 +243,13 @@ impl Core {
                 if columns.place < columns.columns {
                     let hosts = &of_hosts[columns.place];
                     let input = part(packed, of_columns[columns.place]..of_columns[columns.place + 1], element).as_const();
-                    let output = match columns.has_rail_for_each() {
+                    let output = match columns.has_column_for_each() {
                         true => call.recv,
                         false => part(reduced, results[columns.place]..results[columns.place + 1], element),
                     };
-                    self.run_on_rail(context, &columns, (Op::ReduceScatterV, between), (input, output), hosts, call)?;
+                    self.run_on_column(context, &columns, (Op::ReduceScatterV, between), (input, output), hosts, call)?;
                 }
-                if !columns.has_rail_for_each()
+                if !columns.has_column_for_each()
                     && let Some(window) = &mut self.window
                 {
                     let places = by_place(&results, window);
@@ -307,7 +307,7 @@ impl Core {
                 let ends = sums(std::iter::repeat_n(places * count, hosts));
                 let direct = columns.are_in_order();
                 let output = if direct { call.recv } else { other };
-                self.run_on_rail(context, &columns, (Op::AllToAllV, between), (one.as_const(), output), &ends, call)?;
+                self.run_on_column(context, &columns, (Op::AllToAllV, between), (one.as_const(), output), &ends, call)?;
                 if !direct {
                     for (index, rank) in columns.hosts.iter().flatten().enumerate() {
                         copy(other.as_const(), &(index * count..(index + 1) * count), call.recv, rank * count, element);
@@ -446,7 +446,7 @@ impl Core {
     /// # Safety
     ///
     /// As for [`Core::run_schedule`].
-    unsafe fn run_on_rail(
+    unsafe fn run_on_column(
         &mut self,
         context: &OpContext<'_>,
         columns: &Columns,
