@@ -121,7 +121,8 @@ void Launch::run(Now now, Start start, Args... args) {
   const Deadline deadline(timeout_, group_.made_with_);
   const kolo_stream_t stream = stream_ ? stream_->native_handle() : nullptr;
   if (is_sync_) {
-    if (C10_UNLIKELY(*channel_.in_flight > 0)) {
+    // A call in a stream returns at once.
+    if (C10_UNLIKELY(!stream_ && *channel_.in_flight > 0)) {
       // It waits for those, and signal handlers run in the wait for an operation.
       kolo_work_t work = nullptr;
       check_call(start(args..., channel_.comm, stream, &work));
