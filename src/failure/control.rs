@@ -131,3 +131,43 @@ pub(crate) fn ask_all(
         ask();
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ranks that do not answer, for this reason. Their processes have ended.
+    struct Silent(QueryError);
+
+    impl ControlChannel for Silent {
+        fn ask(&self, _: Rank, _: &Query, _: Duration) -> Result<Reply, QueryError> {
+            Err(self.0.clone())
+        }
+
+        fn has_ended(&self, _: Rank) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn what_a_rank_has_written_counts_if_it_does_not_answer() {
+        let unreachable = QueryError::Unreachable { address: String::new(), kind: std::io::ErrorKind::TimedOut };
+        for error in [QueryError::Died, QueryError::Gone, QueryError::Mute, QueryError::Unasked, unreachable] {
+            // The shrink after a failure tells a rank that has died from one that is slow.
+            let is_slow = matches!(error, QueryError::Mute | QueryError::Unasked);
+            let revoked = if is_slow { QueryError::Revoked } else { error.clone() };
+            let cases = [
+                (None, Err(error.clone()), false),
+                (Some(Written::TakesPart), Err(error.clone()), true),
+                (Some(Written::Left { last_seq: 7 }), Ok(Reply::Left { last_seq: 7 }), false),
+                (Some(Written::Revoked), Err(revoked), false),
+            ];
+            for (written, answer, was_killed) in cases {
+                let inner = Arc::new(Silent(error.clone()));
+                let control = BesideMemory { inner, written: Box::new(move |_| written) };
+                assert_eq!(control.ask(1, &Query::Doing(None), PATIENCE), answer);
+                assert_eq!(control.was_killed(1), was_killed);
+            }
+        }
+    }
+}
