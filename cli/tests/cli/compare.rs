@@ -1,8 +1,6 @@
 //! `kolo compare`: contestants, rounds and files.
 
-use std::process::Stdio;
-
-use crate::program::{Folder, failed, program, said, text};
+use crate::program::{failed, program, said, text};
 
 /// The report says what was measured until then, and no folder is left.
 #[cfg(unix)]
@@ -10,7 +8,7 @@ use crate::program::{Folder, failed, program, said, text};
 fn an_interrupt_ends_it_with_a_report() {
     use std::os::unix::process::CommandExt;
 
-    let folder = Folder::new("interrupt");
+    let folder = crate::program::Folder::new("interrupt");
     let (temporary, json) = (folder.0.join("temporary"), folder.0.join("c.json"));
     std::fs::create_dir(&temporary).unwrap();
     let mut command = program();
@@ -173,7 +171,7 @@ fn a_full_folder_for_temporary_files_is_an_error() {
                   TMPDIR=$1 exec \"$0\" compare barrier --rounds 1 --with roundtrip,futex";
     let mut command = std::process::Command::new("unshare");
     command.args(["--map-root-user", "--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_kolo")]).arg(&folder);
-    let output = command.env("KOLO_START_TIMEOUT", "15m").stdin(Stdio::null()).output();
+    let output = command.env("KOLO_START_TIMEOUT", "15m").stdin(std::process::Stdio::null()).output();
     std::fs::remove_dir(&folder).unwrap();
     let (out, err) = output.map_or_else(|error| (String::new(), error.to_string()), |o| (text(&o.stdout), text(&o.stderr)));
     let Some(out) = out.strip_prefix("mounted\n") else {

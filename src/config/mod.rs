@@ -1,11 +1,13 @@
 //! The settings of a communicator, from options and environment variables. `docs/settings.md` lists
 //! them.
 
+mod environment;
+mod secret;
+
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
-use std::sync::Once;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
@@ -14,6 +16,13 @@ use crate::schedule::Algorithm;
 use crate::schedule::select::CostModel;
 use crate::sys;
 use crate::types::{DType, numbered};
+pub use environment::{
+    BANDWIDTH, TOLD, UNKNOWN_VARIABLES, VARIABLES, bandwidth, describe_unknown, duration, nearest_of, unknown_variables, variable,
+};
+pub(crate) use environment::{DURATION, Env, parse, process_env, warn_of_unknown_variables};
+use environment::{empty, flag, named, path_of_environment, some_time};
+pub(crate) use secret::secret_of;
+pub use secret::{secret_given, secret_in};
 
 numbered! {
     /// The transport between ranks.
@@ -121,153 +130,6 @@ impl WireDType {
             WireDType::BF16 => Some(DType::BF16),
         }
     }
-}
-
-/// The variables that kolo, its program and torch_kolo read or set, in alphabetical order.
-/// `docs/settings.md` describes them.
-pub const VARIABLES: &[&str] = &[
-    "KOLO_ALGORITHM",
-    "KOLO_AS_GLOO",
-    "KOLO_CACHE_DIR",
-    "KOLO_CONGESTION_CONTROL",
-    "KOLO_COPY_MODE",
-    "KOLO_DEVICES",
-    "KOLO_DEVICE_PATH",
-    "KOLO_DEVICE_WAITS",
-    "KOLO_FAILURE_FILE",
-    "KOLO_FLAG_LAYOUT",
-    "KOLO_HOST",
-    "KOLO_INSECURE",
-    "KOLO_INTERFACE",
-    "KOLO_JOB_ID",
-    "KOLO_JOIN",
-    "KOLO_LOCAL_RANK",
-    "KOLO_LOCAL_WORLD_SIZE",
-    "KOLO_LOG",
-    "KOLO_METRICS",
-    "KOLO_NETWORK_BANDWIDTH",
-    "KOLO_NETWORK_LATENCY",
-    "KOLO_PORTS",
-    "KOLO_RAILS",
-    "KOLO_RANK",
-    "KOLO_REPRODUCIBLE",
-    "KOLO_RUN_REMOTE",
-    "KOLO_RUN_SSH",
-    "KOLO_SECRET",
-    "KOLO_SECRET_FILE",
-    "KOLO_SOCKETS",
-    "KOLO_START_TIMEOUT",
-    "KOLO_STORE",
-    "KOLO_STORE_SERVED",
-    "KOLO_TIMEOUT",
-    "KOLO_TLS_CA",
-    "KOLO_TLS_CERT",
-    "KOLO_TLS_KEY",
-    "KOLO_TOPOLOGY",
-    "KOLO_TOP_DIR",
-    "KOLO_TORCH_IMPL",
-    "KOLO_TRACE_DIR",
-    "KOLO_TRACE_SIGNAL",
-    "KOLO_TRANSPORT",
-    "KOLO_UNKNOWN",
-    "KOLO_WIRE_DTYPE",
-    "KOLO_WORLD_SIZE",
-];
-
-/// How the names go on, after `KOLO_`, of variables that kolo's own tests, examples and builds read.
-const OTHERS: [&str; 10] =
-    ["COUNTS_", "FAKE_", "FEATURES", "GPU_FIGURES", "LIBRARY", "LIGHTGBM", "PLATFORM", "RESNET_", "TORCH_CPP", "WRITE_"];
-
-/// The variable with the names, separated by commas, of which the program that has started this process
-/// has warned.
-pub const TOLD: &str = "KOLO_UNKNOWN";
-
-/// Returns the variables of this process that begin with `KOLO_` and that kolo does not read: they may be
-/// misspelt. Those of which the program that started this process has warned are not among them.
-pub fn unknown_variables() -> Vec<String> {
-    unknown(sys::variable_names(), &process_env(TOLD).unwrap_or_default())
-}
-
-fn unknown(names: impl Iterator<Item = String>, told: &str) -> Vec<String> {
-    let is_of_tests = |name: &str| name.contains("_TEST_") || OTHERS.iter().any(|other| name["KOLO_".len()..].starts_with(other));
-    let is_known = |name: &str| VARIABLES.contains(&name) || is_of_tests(name) || told.split(',').any(|known| known == name);
-    let mut unknown: Vec<String> = names.filter(|name| name.starts_with("KOLO_") && !is_known(name)).collect();
-    unknown.sort_unstable();
-    unknown
-}
-
-/// Says that kolo does not read these variables, and which ones may be meant.
-pub fn describe_unknown(names: &[String]) -> String {
-    let describe = |name: &String| match nearest(name) {
-        Some(known) => format!("kolo does not read {name} (the nearest that it reads is {known})"),
-        None => format!("kolo does not read {name}"),
-    };
-    names.iter().map(describe).collect::<Vec<_>>().join("; ")
-}
-
-/// What to do about variables that kolo does not read.
-pub const UNKNOWN_VARIABLES: &str = "correct the name, or unset it; docs/settings.md lists all variables";
-
-/// Warns, once for each process, of variables that kolo does not read, where this process is the
-/// first of its host.
-pub(crate) fn warn_of_unknown_variables(is_first: impl FnOnce() -> bool) {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let unknown = unknown_variables();
-        if !unknown.is_empty() && is_first() {
-            log::warn!("{}; {UNKNOWN_VARIABLES}", describe_unknown(&unknown));
-        }
-    });
-}
-
-/// Returns the variable that is most like a name, if at least half of the letters are right.
-fn nearest(name: &str) -> Option<&'static str> {
-    let without = |name: &'static str| name.strip_prefix("KOLO_").unwrap_or(name);
-    let known: Vec<&str> = VARIABLES.iter().map(|known| without(known)).collect();
-    let found = nearest_of(name.strip_prefix("KOLO_")?, &known)?;
-    VARIABLES.iter().copied().find(|known| without(known) == found)
-}
-
-/// Returns the word that is most like another one, if at least half of the letters are right.
-pub fn nearest_of<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
-    let distances = known.iter().map(|known| (distance(word.as_bytes(), known.as_bytes()), *known));
-    distances.min().filter(|(distance, _)| 2 * distance <= word.len()).map(|(_, known)| known)
-}
-
-/// Returns how many letters must be added, removed, replaced or swapped with their neighbour to make
-/// one word of another.
-fn distance(a: &[u8], b: &[u8]) -> usize {
-    let mut rows = vec![(0..=b.len()).collect::<Vec<_>>()];
-    for i in 1..=a.len() {
-        let mut row = vec![i];
-        for j in 1..=b.len() {
-            let replaced = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
-            let mut least = replaced.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                least = least.min(rows[i - 2][j - 2] + 1);
-            }
-            row.push(least);
-        }
-        rows.push(row);
-    }
-    rows[a.len()][b.len()]
-}
-
-/// Looks up an environment variable. Tests pass an environment of their own.
-pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
-
-/// Reads the process's environment. An empty variable counts as not set, except one that protects a
-/// job: a job that was meant to have a secret or TLS must not run without it.
-pub(crate) fn process_env(name: &str) -> Option<String> {
-    // A value that is not UTF-8 is refused where it is read, and not taken for one that is not set.
-    let value = sys::variable(name)?.to_string_lossy().into_owned();
-    let may_be_empty = name.starts_with("KOLO_SECRET") || name.starts_with("KOLO_TLS_");
-    Some(value).filter(|value| may_be_empty || !value.is_empty())
-}
-
-/// Reads a path from the process's environment as it is: a path need not be UTF-8.
-fn path_of_environment(name: &str) -> Option<PathBuf> {
-    sys::variable(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 #[derive(Clone, Debug)]
@@ -546,9 +408,6 @@ fn start_timeout(env: Env<'_>) -> Result<Duration> {
     Ok(parse(env, "KOLO_START_TIMEOUT", DURATION, some_time)?.unwrap_or(START_TIMEOUT).min(FOREVER))
 }
 
-pub(crate) const DURATION: &str = "a duration, more than 0, such as 90, 1.5s, 500ms, 25us or 10m";
-/// What [`bandwidth`] parses, for messages.
-pub const BANDWIDTH: &str = "gigabytes per second, more than 0";
 pub(crate) const SOCKETS: &str = "1 to 64 sockets for each link";
 
 /// Returns a number of sockets, if it is valid.
@@ -570,52 +429,6 @@ pub(crate) fn topology_path(text: &str) -> Option<String> {
     let is_name = |name: &str| !name.is_empty() && !name.contains(|letter: char| letter.is_whitespace() || letter.is_control());
     let is_path = text.len() <= 255 && text.split('/').count() <= 8 && text.split('/').all(is_name);
     is_path.then(|| text.to_owned())
-}
-
-fn flag(text: &str) -> Option<bool> {
-    match text {
-        "0" | "false" | "no" => Some(false),
-        "1" | "true" | "yes" => Some(true),
-        _ => None,
-    }
-}
-
-/// Parses gigabytes per second, as `KOLO_NETWORK_BANDWIDTH` has them.
-pub fn bandwidth(text: &str) -> Option<f64> {
-    text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0 && (1e-9 / rate).is_finite())
-}
-
-/// Returns the value of a variable of the process's environment, or an error that says what it may
-/// be. Ignores a variable that is empty, and blanks around a value.
-pub fn variable<T>(name: &str, expected: &str, parse_value: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
-    parse(&process_env, name, expected, parse_value)
-}
-
-/// Returns a variable's value, or an error that says what it may be.
-pub(crate) fn parse<T>(env: Env<'_>, name: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
-    env(name).map(|value| parse(value.trim()).ok_or_else(|| Error::setting(name, &value, expected))).transpose()
-}
-
-fn named<T: std::str::FromStr<Err = crate::types::UnknownNameError>>(env: Env<'_>, name: &str) -> Result<Option<T>> {
-    let parse = |value: String| {
-        value.trim().parse().map_err(|error: crate::types::UnknownNameError| Error::setting(name, &value, error.to_string()))
-    };
-    env(name).map(parse).transpose()
-}
-
-/// Parses a duration of the `KOLO_*` variables. `90` and `1.5s` are seconds; other units are `us`,
-/// `ms` and `m`.
-pub fn duration(text: &str) -> Option<Duration> {
-    let unit = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
-    let number: f64 = text[..unit].trim().parse().ok()?;
-    let scale = match &text[unit..] {
-        "us" => 1e-6,
-        "ms" => 1e-3,
-        "" | "s" => 1.0,
-        "m" | "min" => 60.0,
-        _ => return None,
-    };
-    Duration::try_from_secs_f64(number * scale).ok()
 }
 
 /// Returns the ports at which an environment lets a process listen.
@@ -649,22 +462,6 @@ pub(crate) fn ports_text(ports: &RangeInclusive<u16>) -> String {
     format!("{}-{}", ports.start(), ports.end())
 }
 
-fn some_time(text: &str) -> Option<Duration> {
-    duration(text).filter(|duration| !duration.is_zero())
-}
-
-/// Parses the hexadecimal digits of a secret.
-pub(crate) fn secret(text: &str) -> Option<[u8; 32]> {
-    let mut secret = [0; 32];
-    if text.len() != 64 || !text.is_ascii() {
-        return None;
-    }
-    for (i, byte) in secret.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).ok()?;
-    }
-    Some(secret)
-}
-
 /// Returns the secret that the environment of this process holds or names: that of `KOLO_SECRET`,
 /// else that in the file `KOLO_SECRET_FILE`. Reads the file within `KOLO_START_TIMEOUT`.
 ///
@@ -675,62 +472,6 @@ pub(crate) fn secret(text: &str) -> Option<[u8; 32]> {
 pub fn secret_of_environment() -> Result<Option<[u8; 32]>> {
     secret_of(&process_env, Instant::now() + start_timeout(&process_env)?)
 }
-
-/// Returns the secret that an environment holds or names.
-pub(crate) fn secret_of(env: Env<'_>, deadline: Instant) -> Result<Option<[u8; 32]>> {
-    if let Some(text) = env("KOLO_SECRET") {
-        return secret_given("KOLO_SECRET", &text).map(Some);
-    }
-    env("KOLO_SECRET_FILE").map(|path| secret_in("KOLO_SECRET_FILE", Path::new(&path), deadline)).transpose()
-}
-
-/// Parses a secret of 64 hexadecimal digits, which the setting of that name holds.
-///
-/// # Errors
-///
-/// [`Error::Setting`] without the text, which may be nearly right.
-pub fn secret_given(setting: &str, text: &str) -> Result<[u8; 32]> {
-    if text.is_empty() {
-        return Err(empty(setting, SECRET, "a secret"));
-    }
-    secret(text.trim())
-        .ok_or_else(|| Error::setting(setting, "(not shown)", format!("it is not {SECRET}; make one by `openssl rand -hex 32`")))
-}
-
-/// Returns the secret in a file that a setting names.
-///
-/// # Errors
-///
-/// The file holds no secret, cannot be read by the deadline, or may be read by others.
-pub fn secret_in(setting: &'static str, path: &Path, deadline: Instant) -> Result<[u8; 32]> {
-    if path.as_os_str().is_empty() {
-        return Err(empty(setting, "the path of a file with the secret", "a secret"));
-    }
-    let path = path.to_owned();
-    let name = path.display().to_string();
-    let wrong = move |why: String| Error::setting(setting, name, format!("a file with {SECRET}: {why}"));
-    // Each file has a helper of its own, so that a start with another file, or with none, does not
-    // wait for this one.
-    let kind = format!("read {}", path.display());
-    let read = sys::by_deadline(kind, deadline, sys::SILENT_FILE, move || sys::read_secret_file(&path), |error| error);
-    match read {
-        Err(error) => Err(wrong(error.to_string())),
-        Ok(text) if text.trim().is_empty() => Err(wrong("it is empty; write one there (openssl rand -hex 32)".to_owned())),
-        Ok(text) => secret(text.trim()).ok_or_else(|| wrong("its content is something else".to_owned())),
-    }
-}
-
-/// Returns the error for an empty setting that protects a job, which would otherwise run without
-/// protection.
-fn empty(setting: &str, expected: &str, what: &str) -> Error {
-    let way_out = match setting.starts_with("KOLO_") {
-        true => format!("remove the variable ({})", sys::how_to_remove(setting)),
-        false => "leave the option out (NULL in C)".to_owned(),
-    };
-    Error::setting(setting, "", format!("it is set but empty; give {expected}, or, for a job without {what}, {way_out}"))
-}
-
-pub(crate) const SECRET: &str = "64 hexadecimal digits";
 
 #[cfg(test)]
 mod tests {
@@ -803,35 +544,11 @@ mod tests {
         assert_eq!(read.metrics, Some(MetricsAddress::Socket("/run/kolo-{rank}.sock".to_owned())));
     }
 
-    #[test]
-    fn a_misspelt_variable_is_named_with_the_one_that_was_meant() {
-        let names = ["TIMEUOT", "SECRT", "TIMEOUT", "TEST_ALL", "FAKE_GPUS", "WEATHER"];
-        let told = |before: &str| {
-            describe_unknown(&unknown(names.iter().map(|name| format!("KOLO_{name}")).chain(["PATH".to_owned()]), before))
-        };
-        let [secret, timeout, weather] = [
-            "kolo does not read KOLO_SECRT (the nearest that it reads is KOLO_SECRET)",
-            "kolo does not read KOLO_TIMEUOT (the nearest that it reads is KOLO_TIMEOUT)",
-            "kolo does not read KOLO_WEATHER",
-        ];
-        assert_eq!(told(""), [secret, timeout, weather].join("; "));
-        assert_eq!(told("KOLO_TIMEUOT,KOLO_SECRT"), weather);
-        let nets = ["resnet152", "resnet20", "resnet50"];
-        assert_eq!(
-            ["resnet21", "resnet51", "vgg16"].map(|net| nearest_of(net, &nets)),
-            [Some("resnet20"), Some("resnet50"), None]
-        );
-        let words = [("", "", 0), ("ab", "ba", 1), ("abc", "", 3), ("kitten", "sitting", 3), ("abcd", "acbd", 1)];
-        for (a, b, expected) in words {
-            assert_eq!(distance(a.as_bytes(), b.as_bytes()), expected, "{a} {b}");
-        }
-    }
-
     /// All others are taken for misspelt.
     #[test]
     fn every_variable_is_known_and_documented() {
         let is_of_name = |letter: char| letter.is_ascii_uppercase() || letter == '_';
-        let words = include_str!("../docs/settings.md").split(|letter| !is_of_name(letter));
+        let words = include_str!("../../docs/settings.md").split(|letter| !is_of_name(letter));
         let documented: std::collections::BTreeSet<&str> =
             words.filter(|word| word.starts_with("KOLO_") && !word.ends_with('_')).collect();
         assert_eq!(documented, VARIABLES.iter().copied().collect());
@@ -849,7 +566,7 @@ mod tests {
 
     #[test]
     fn the_documentation_has_the_defaults_and_all_values() {
-        let page = include_str!("../docs/settings.md");
+        let page = include_str!("../../docs/settings.md");
         let row = |name: &str| page.lines().find(|line| line.starts_with(&format!("| `{name}`"))).unwrap();
         let unset = format!("{:?}", settings(&[]).unwrap());
         let mut checked = 0;
@@ -926,71 +643,8 @@ mod tests {
         assert!(incomplete.contains("KOLO_TLS_CERT") && incomplete.contains("belong together"), "{incomplete}");
     }
 
-    #[test]
-    #[cfg_attr(miri, ignore = "Miri has no files")]
-    fn secrets_in_files() {
-        let path = std::env::temp_dir().join(format!("kolo-secret-{}", std::process::id()));
-        let read = |text: &str| {
-            std::fs::write(&path, text).unwrap();
-            let file = path.display().to_string();
-            secret_of(&|name| (name == "KOLO_SECRET_FILE").then(|| file.clone()), late()).map_err(|error| error.to_string())
-        };
-        // Other users may read a file that is created with default permissions.
-        if sys::has_file_permissions() {
-            let refused = read(&"0f".repeat(32)).unwrap_err();
-            assert!(
-                refused.contains("KOLO_SECRET_FILE") && refused.contains("chmod 600") && !refused.contains("0f0f"),
-                "{refused}"
-            );
-        }
-        #[cfg(unix)]
-        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-        assert_eq!(read(&format!("{}\n", "0f".repeat(32))), Ok(Some([15; 32])));
-        let wrong = read("swordfish").unwrap_err();
-        assert!(wrong.contains("64 hexadecimal digits") && !wrong.contains("swordfish"), "{wrong}");
-        for nothing in ["", "\n"] {
-            let empty = read(nothing).unwrap_err();
-            assert!(empty.contains("KOLO_SECRET_FILE") && empty.contains("it is empty; write one there"), "{empty}");
-        }
-        std::fs::remove_file(&path).unwrap();
-        assert!(secret_in("secret_file", &path, late()).unwrap_err().to_string().contains("secret_file"));
-        assert!(secret_in("secret_file", &std::env::temp_dir(), late()).is_err());
-    }
-
     fn late() -> Instant {
         Instant::now() + Duration::from_secs(60)
-    }
-
-    /// A job that was meant to have a secret does not start without one.
-    #[test]
-    fn a_secret_that_is_set_but_empty_is_refused() {
-        let set = |variables: &[(&str, &str)]| {
-            let value = |name: &str| variables.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned());
-            secret_of(&value, late()).map_err(|error| error.to_string())
-        };
-        assert_eq!(set(&[]), Ok(None));
-        for name in ["KOLO_SECRET", "KOLO_SECRET_FILE"] {
-            let refused = set(&[(name, "")]).unwrap_err();
-            assert!(refused.starts_with(&format!("{name}=\"\": it is set but empty; give ")), "{refused}");
-            assert!(refused.contains(&sys::how_to_remove(name)), "{refused}");
-        }
-        // KOLO_SECRET takes precedence, even if it is wrong.
-        assert!(set(&[("KOLO_SECRET", ""), ("KOLO_SECRET_FILE", "/secret")]).unwrap_err().starts_with("KOLO_SECRET="));
-        assert_eq!(set(&[("KOLO_SECRET", &"0f".repeat(32)), ("KOLO_SECRET_FILE", "")]), Ok(Some([15; 32])));
-        for error in [secret_given("secret", "").unwrap_err(), secret_in("secret_file", Path::new(""), late()).unwrap_err()] {
-            let error = error.to_string();
-            assert!(error.starts_with("secret") && error.contains("it is set but empty") && error.contains("NULL"), "{error}");
-        }
-    }
-
-    #[test]
-    fn secrets() {
-        assert_eq!(secret(&"0f".repeat(32)), Some([15; 32]));
-        assert_eq!(secret("0f"), None);
-        assert_eq!(secret(&"zz".repeat(32)), None);
-        assert_eq!(secret(&"é".repeat(32)), None);
-        let error = secret_of(&|name| (name == "KOLO_SECRET").then(|| "ab".repeat(31)), late()).unwrap_err().to_string();
-        assert!(error.contains("KOLO_SECRET") && !error.contains("abab"), "{error}");
     }
 
     #[test]
