@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use kolo::Destination;
 use serde::Serialize;
 
-use crate::run::process::make_private_folder;
 use crate::{Failure, HAS_FIGURES, print};
 
 /// Returns whether a file is standard output.
@@ -71,20 +70,4 @@ impl Output {
 
 fn unwritten(file: &Path, error: &std::io::Error) -> String {
     format!("{} cannot be written: {error}", file.display())
-}
-
-/// The variable that names the folder for temporary files.
-const TEMPORARY: &str = if cfg!(windows) { "TMP" } else { "TMPDIR" };
-
-/// Returns the folder for temporary files. An empty `TMPDIR` counts as not set.
-pub(crate) fn temporary() -> PathBuf {
-    let given = std::env::temp_dir();
-    if given.as_os_str().is_empty() { PathBuf::from("/tmp") } else { given }
-}
-
-/// Makes a folder for temporary files, which only its user can open.
-pub(crate) fn make_temporary(path: &Path) -> Result<(), String> {
-    make_private_folder(path).map_err(|error| {
-        format!("the folder {} cannot be made: {error}; set {TEMPORARY} to a folder that can be written", path.display())
-    })
 }

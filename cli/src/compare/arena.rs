@@ -6,12 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use super::arguments::Subject;
 use super::contestant::{Contestant, OVER};
 use super::system::{Listener, Stream};
-use crate::files::{make_temporary, temporary};
+use super::task::Subject;
 use crate::random::{hexadecimal, random};
-use crate::run::process::{Process, Signal};
+use crate::run::process::{Process, Signal, make_temporary, temporary};
 
 /// How long a contestant may take to start. PyTorch is slow to start.
 pub(super) const START: Duration = Duration::from_secs(120);

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use super::arguments::{Subject, Task};
 use super::system;
+use super::task::{Subject, Task};
 use crate::bench::operation::Operation;
 use crate::run::process::{Process, Signal, become_independent};
 

@@ -13,6 +13,7 @@ mod rank;
 mod report;
 mod start;
 mod system;
+mod task;
 
 use std::time::Instant;
 
@@ -25,10 +26,10 @@ use crate::table::remark;
 use crate::units::{count, show_rounded};
 use crate::{Failure, is_read};
 use arena::{Arena, Folder, Question, place};
-use arguments::{Subject, Task};
 use busy::Busy;
 use contestant::Contestant;
 use report::{Report, Samples};
+use task::{Subject, Task};
 
 pub(crate) use arguments::Args;
 pub(crate) use rank::{Args as RankArgs, compete};

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use clap::Args as ClapArgs;
 use kolo::{Communicator, ReduceOp, Registered, Transport, bf16};
 
-use super::arguments::{IN_FLIGHT, MESSAGES, Subject};
 use super::bounds::{Result, SharedLine, exchange, pair, stream_copy};
 use super::contestant::Contestant;
 use super::system;
+use super::task::{IN_FLIGHT, MESSAGES, Subject};
 use crate::bench::operation::Operation;
 
 /// Arguments of a rank that `kolo compare` starts.

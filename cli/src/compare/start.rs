@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::Run;
 use super::arena::{Folder, START, Started, place};
-use super::arguments::Task;
 use super::contestant::{Contestant, OVER};
 use super::report::{Report, Samples};
+use super::task::Task;
 use crate::progress::Progress;
 use crate::table::remark;
 use crate::units::count;

@@ -11,8 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::process;
-use crate::files::temporary;
+use super::process::{self, temporary};
 
 /// The folder with the file of each rank. It is removed when it is dropped.
 pub(crate) struct FailureFolder(PathBuf);

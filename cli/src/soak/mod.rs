@@ -18,9 +18,8 @@ use clap::Args as ClapArgs;
 use crossbeam_channel::{Receiver, Sender, select, unbounded};
 use kolo::TcpStoreServer;
 
-use crate::files::{make_temporary, temporary};
 use crate::random::{hexadecimal, random};
-use crate::run::process::{self, prepare};
+use crate::run::process::{self, make_temporary, prepare, temporary};
 use crate::table::say_prose;
 use crate::units::{count, duration, show_ranks};
 use crate::{complain, is_read, say};

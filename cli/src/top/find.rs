@@ -7,8 +7,8 @@ use std::time::{Duration, Instant, SystemTime};
 use kolo::observer::{Observer, Silence};
 
 use super::Args;
-use crate::files::temporary;
 use crate::run::FailureFolder;
+use crate::run::process::temporary;
 use crate::units::count;
 
 /// How long a store may take.

@@ -9,6 +9,7 @@ mod windows;
 #[cfg(windows)]
 use windows as platform;
 
+use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
 
 pub(super) use platform::{OUTPUT_PATIENCE, RankOutput};
@@ -46,4 +47,20 @@ impl Process {
     pub(crate) fn signal(&self, signal: Signal) {
         self.group.send(signal);
     }
+}
+
+/// The variable that names the folder for temporary files.
+const TEMPORARY: &str = if cfg!(windows) { "TMP" } else { "TMPDIR" };
+
+/// Returns the folder for temporary files. An empty `TMPDIR` counts as not set.
+pub(crate) fn temporary() -> PathBuf {
+    let given = std::env::temp_dir();
+    if given.as_os_str().is_empty() { PathBuf::from("/tmp") } else { given }
+}
+
+/// Makes a folder for temporary files, which only its user can open.
+pub(crate) fn make_temporary(path: &Path) -> Result<(), String> {
+    make_private_folder(path).map_err(|error| {
+        format!("the folder {} cannot be made: {error}; set {TEMPORARY} to a folder that can be written", path.display())
+    })
 }
