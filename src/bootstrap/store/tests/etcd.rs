@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::relay::Relay;
-use super::{LATE, identity, late, not_run, promises, temporary};
+use super::{LATE, client_of_ended, identity, is_client_of_ended, late, not_run, promises, temporary};
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::store::{Store, StoreUrl, open};
 use crate::error::{Error, Result, StoreError};
@@ -32,6 +32,19 @@ fn etcd_stores() {
     let identity = Identity::new(&format!("test-{}-{:?}", std::process::id(), Instant::now()), None);
     let opened = || open(&StoreUrl::parse(&url).unwrap(), false, &identity, late()).unwrap();
     promises(&*opened(), &*opened());
+}
+
+#[test]
+fn an_etcd_server_that_ends_does_not_end_its_client() {
+    const NAME: &str = "etcd::an_etcd_server_that_ends_does_not_end_its_client";
+    if is_client_of_ended() {
+        return;
+    }
+    let Some(mut server) = Server::start() else {
+        return not_run("an_etcd_server_that_ends_does_not_end_its_client; it needs etcd and openssl");
+    };
+    let (url, authority) = (format!("etcds://localhost:{}", server.ports[1]), server.folder.join("ca.pem"));
+    client_of_ended(NAME, &url, &authority, || server.restart());
 }
 
 /// An etcd server that ends with the test.

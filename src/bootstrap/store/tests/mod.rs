@@ -162,3 +162,44 @@ fn urls_and_paths_of_stores() {
         assert!(error.contains("file:///path"), "{url}: {error}");
     }
 }
+
+/// In a process that [`client_of_ended`] has started, asks a server that ends. SIGPIPE has its default
+/// action, as in a program in C.
+#[cfg(any(feature = "redis", feature = "etcd"))]
+fn is_client_of_ended() -> bool {
+    let Ok(url) = std::env::var("KOLO_TEST_ENDS") else { return false };
+    crate::sys::end_by_sigpipe();
+    let store = open(&StoreUrl::parse(&url).unwrap(), true, &identity(), late()).unwrap();
+    store.set("key", b"value", LATE).unwrap();
+    println!("has asked");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    for _ in 0..4 {
+        // The server may have been started again.
+        _ = store.set("key", b"value", LATE);
+    }
+    println!("lives on");
+    true
+}
+
+/// Runs the test `name` as a process that asks a server, which `end` ends. The process lives on.
+#[cfg(any(feature = "redis", feature = "etcd"))]
+fn client_of_ended(name: &str, url: &str, authority: &std::path::Path, end: impl FnOnce()) {
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::{Command, Stdio};
+
+    let mut client = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("bootstrap::store::tests::{name}"), "--nocapture"])
+        .env("KOLO_TEST_ENDS", url)
+        .env("SSL_CERT_FILE", authority)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines().map_while(std::result::Result::ok);
+    assert!(lines.any(|line| line.contains("has asked")), "the client does not reach the server");
+    end();
+    client.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    let lives = lines.any(|line| line.contains("lives on"));
+    let status = client.wait().unwrap();
+    assert!(lives && status.success(), "the client: {status}");
+}

@@ -1,7 +1,7 @@
 use std::time::{Duration, Instant};
 
 use super::relay::Relay;
-use super::{LATE, identity, late, not_run, promises, temporary};
+use super::{client_of_ended, identity, is_client_of_ended, late, not_run, promises, temporary};
 use crate::bootstrap::identity::Identity;
 use crate::bootstrap::store::{StoreUrl, open};
 use crate::error::{Error, StoreError};
@@ -114,42 +114,18 @@ fn redis_stores_with_a_password_and_by_tls() {
     assert!(error.contains("certificate") && !error.contains(RedisServer::PASSWORD), "{error}");
 }
 
-/// A program whose SIGPIPE has its default action, as a program in C, asks a server that has ended.
 #[test]
 fn a_redis_server_that_ends_does_not_end_its_client() {
-    use std::io::{BufRead, BufReader, Write};
-    use std::process::{Command, Stdio};
-
-    if let Ok(url) = std::env::var("KOLO_TEST_REDIS_ENDS") {
-        crate::sys::end_by_sigpipe();
-        let store = open(&StoreUrl::parse(&url).unwrap(), true, &identity(), late()).unwrap();
-        store.set("key", b"value", LATE).unwrap();
-        println!("has asked");
-        std::io::stdin().read_line(&mut String::new()).unwrap();
-        for _ in 0..4 {
-            assert!(store.set("key", b"value", LATE).is_err());
-        }
-        return println!("lives on");
+    const NAME: &str = "redis::a_redis_server_that_ends_does_not_end_its_client";
+    if is_client_of_ended() {
+        return;
     }
     let Some(server) = RedisServer::start() else {
         return not_run("a_redis_server_that_ends_does_not_end_its_client; it needs redis-server and openssl");
     };
     let url = format!("rediss://:{}@localhost:{}", RedisServer::PASSWORD, server.tls_port);
-    let mut client = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "bootstrap::store::tests::redis::a_redis_server_that_ends_does_not_end_its_client", "--nocapture"])
-        .env("KOLO_TEST_REDIS_ENDS", &url)
-        .env("SSL_CERT_FILE", server.folder.join("ca.pem"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines().map_while(Result::ok);
-    assert!(lines.any(|line| line.contains("has asked")), "the client does not reach the server");
-    drop(server);
-    client.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
-    let lives = lines.any(|line| line.contains("lives on"));
-    let status = client.wait().unwrap();
-    assert!(lives && status.success(), "the client: {status}");
+    let authority = server.folder.join("ca.pem");
+    client_of_ended(NAME, &url, &authority, || drop(server));
 }
 
 /// The server accepts connections and sends nothing.
