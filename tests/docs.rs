@@ -318,6 +318,7 @@ fn all_variables_are_in_the_table() {
         "KOLO_LOCAL_RANK",
         "KOLO_LOCAL_WORLD_SIZE",
         "KOLO_TEST_ALL",
+        "KOLO_TEST_ENDS",
         "KOLO_TEST_ETCD",
         "KOLO_TEST_REDIS",
         "KOLO_TEST_SEED",
