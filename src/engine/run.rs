@@ -267,7 +267,7 @@ impl Engine {
             let done = match step {
                 Step::Send { to, .. } => {
                     let to = active.job.rank_of(to);
-                    if !self.holds {
+                    if !(self.holds && self.gathers(to)) {
                         self.drain_to(to).map_err(Stop::NotSent)?;
                     }
                     true

@@ -34,7 +34,8 @@ pub(crate) struct Engine {
     pub(super) patience: Arc<Patience>,
     pub(super) outbox: Outbox,
     pub(super) receivers: Receivers,
-    /// Whether sends that begin leave it to the next one to send their messages.
+    /// Whether sends that begin leave it to the next one to send their messages, on links that send several
+    /// at once.
     pub(super) holds: bool,
     /// Jobs whose last message was sent, and that may have ended.
     pub(super) drained: Vec<u64>,
@@ -115,6 +116,11 @@ impl Engine {
             moved |= self.drain_to(self.outbox.peers()[at])?;
         }
         Ok(moved)
+    }
+
+    /// Returns whether the link to a peer sends several messages at once.
+    pub(super) fn gathers(&mut self, peer: Rank) -> bool {
+        self.mesh.link(peer).is_ok_and(|link| link.is_some_and(|link| link.most_parts() > 0))
     }
 
     /// As [`Engine::drain`], to one peer.
