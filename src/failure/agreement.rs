@@ -18,7 +18,7 @@ use super::context::CommInfo;
 use super::control::{PATIENCE, QueryError, ask_all};
 use super::diagnosis::diagnose;
 use super::message::{Query, Reply};
-use super::refused::name_refused_call;
+use super::refused::{name_refused_call, refusal_that_peers_saw};
 use super::report::{Failure, FailureReport, culprit_of};
 use super::status::CommStatus;
 use crate::error::{Cause, Error};
@@ -50,6 +50,13 @@ pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, error: Error
     let is_own = own.as_ref() == Some(first);
     let is_own_fault = matches!(first.what, Failure::Failed { culprit, .. } if culprit == info.rank);
     let told = || first.error(info, during, |seq| status.recording.history.collective(seq));
+    if let Failure::Failed { culprit, cause } = &first.what
+        && *culprit == info.rank
+        && !matches!(error, Error::Os { .. })
+        && let Some(refusal) = refusal_that_peers_saw(cause)
+    {
+        return Error::os("communicating with the other ranks")(refusal).on_rank(info.rank);
+    }
     match &error {
         // The others have seen only that this rank keeps them waiting.
         Error::Os { .. } if is_own_fault => error.on_rank(info.rank),

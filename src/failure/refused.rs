@@ -42,3 +42,12 @@ fn refusal_behind(cause: &Cause) -> Option<std::io::Error> {
         _ => None,
     }
 }
+
+/// Returns the error of the refused call for which peers lost this rank: they may report it before the
+/// thread of this rank that made the call.
+pub(super) fn refusal_that_peers_saw(cause: &Cause) -> Option<std::io::Error> {
+    match cause {
+        Cause::Broken(_) | Cause::Unreachable { .. } | Cause::Closed | Cause::Gone | Cause::Silent { .. } => sys::refusal(),
+        _ => None,
+    }
+}
