@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::{above_standard, is_refused, naming};
+use super::{Guarded, above_standard, is_refused, naming};
 use crate::buffer::{RawSlice, RawSliceMut};
 
 /// Listens at an address. Connections of a former run do not block its port, but a living server
@@ -65,10 +65,10 @@ pub(crate) fn connect(to: SocketAddr) -> io::Result<std::net::TcpStream> {
 }
 
 /// Connects, or fails with `TimedOut`.
-pub(crate) fn connect_within(to: SocketAddr, timeout: Duration) -> io::Result<std::net::TcpStream> {
-    let socket = new_socket(socket2::Domain::for_address(to))?;
+pub(crate) fn connect_within(to: SocketAddr, timeout: Duration) -> io::Result<Guarded<std::net::TcpStream>> {
+    let socket = Guarded::new(new_socket(socket2::Domain::for_address(to))?);
     socket.connect_timeout(&to.into(), timeout).map_err(naming("connect"))?;
-    Ok(socket.into())
+    Ok(Guarded::new(socket.into_inner().into()))
 }
 
 fn begin_to_connect(from: Option<IpAddr>, to: SocketAddr) -> io::Result<std::net::TcpStream> {

@@ -9,7 +9,7 @@ use super::handshake::{Hello, Initiator, LONGEST, Refusal, Step};
 use super::query::exchange;
 use super::stream::Until;
 use crate::bootstrap::identity::{Identity, Medium};
-use crate::sys::{self, LocalStream, TcpStream};
+use crate::sys::{self, Guarded, LocalStream, TcpStream};
 use crate::transport::tcp;
 
 /// The pause before an attempt whose predecessor's handshake ended early.
@@ -60,7 +60,7 @@ pub(crate) fn dial(address: SocketAddr, identity: &Identity, hello: &Hello, dead
     stream.set_read_timeout(None).map_err(sys::naming("setsockopt"))?;
     stream.set_write_timeout(None).map_err(sys::naming("setsockopt"))?;
     stream.set_nonblocking(true)?;
-    let stream = TcpStream::from_std(stream);
+    let stream = TcpStream::from_std(stream.into_inner());
     tcp::prepare(&stream)?;
     Ok(stream)
 }
@@ -98,7 +98,12 @@ pub(crate) fn query_local(
     Ok(exchange(&mut stream.until(deadline), query)?)
 }
 
-fn connect(address: SocketAddr, identity: &Identity, hello: &Hello, deadline: Instant) -> Result<std::net::TcpStream, DialError> {
+fn connect(
+    address: SocketAddr,
+    identity: &Identity,
+    hello: &Hello,
+    deadline: Instant,
+) -> Result<Guarded<std::net::TcpStream>, DialError> {
     retry(deadline, || {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let stream = sys::connect_within(address, left).map_err(DialError::Connect)?;

@@ -357,3 +357,33 @@ fn garbage_silence_and_crowds_do_not_keep_others_out() {
     }
     assert_eq!(admitted.recv().unwrap(), hello());
 }
+
+/// A program closes descriptors that are not its own while a rank asks another, and opens a file under
+/// the number of the connection.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_number_that_the_program_has_taken_is_not_closed() {
+    use std::os::fd::AsRawFd;
+    let port_of = |number: i32| {
+        // SAFETY: all zeros are a valid address, and the length is its size.
+        unsafe {
+            let mut address: libc::sockaddr_in = std::mem::zeroed();
+            let mut len = size_of::<libc::sockaddr_in>() as u32;
+            let is_there = libc::getsockname(number, (&raw mut address).cast(), &mut len) == 0;
+            (is_there && address.sin_family == libc::AF_INET as u16).then(|| u16::from_be(address.sin_port))
+        }
+    };
+    let silent = StdListener::bind("127.0.0.1:0").unwrap();
+    let (address, identity) = (silent.local_addr().unwrap(), Identity::new("job", Some([7; 32])));
+    let theirs = std::fs::File::open("/proc/self/maps").unwrap();
+    let asking = std::thread::spawn(move || query(address, &identity, &hello(), b"?", soon()).is_err());
+    let (near, from) = silent.accept().unwrap();
+    let number = (3..100_000).find(|&number| port_of(number) == Some(from.port())).unwrap();
+    // SAFETY: nothing but the connection has the number.
+    assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), number) }, number);
+    drop(silent);
+    drop(near);
+    assert!(asking.join().unwrap());
+    // SAFETY: closes what was made above.
+    assert_eq!(unsafe { libc::close(number) }, 0, "the file was closed");
+}

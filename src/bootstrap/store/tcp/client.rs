@@ -14,7 +14,7 @@ use crate::bootstrap::listener::Until;
 use crate::bootstrap::store::kv::{Store, check};
 use crate::bootstrap::store::watched;
 use crate::error::{Result, StoreError};
-use crate::sys;
+use crate::sys::{self, Guarded};
 
 /// How much longer than the timeout of a request its response may take.
 const GRACE: Duration = Duration::from_secs(5);
@@ -24,7 +24,7 @@ const SHORTAGE: Duration = Duration::from_secs(5);
 
 /// A rank's connection to the server.
 pub(crate) struct TcpStore {
-    stream: Mutex<TcpStream>,
+    stream: Mutex<Guarded<TcpStream>>,
     url: String,
     /// The deadline of the start. Until then the server may be silent, because its process may be
     /// paused.

@@ -8,7 +8,7 @@ use crate::bootstrap::identity::Identity;
 use crate::bootstrap::listener::handshake::{self, Hello, Purpose, Refusal};
 use crate::bootstrap::listener::{self, DialError};
 use crate::error::StoreError;
-use crate::sys;
+use crate::sys::{self, Guarded};
 
 /// Why an attempt to connect failed.
 pub(super) enum ConnectError {
@@ -27,7 +27,7 @@ pub(super) fn listening(address: SocketAddr, identity: &Identity) -> SocketAddr 
 }
 
 /// Connects to a server of this job, and shakes hands.
-pub(super) fn connect(address: SocketAddr, identity: &Identity, deadline: Instant) -> Result<TcpStream, ConnectError> {
+pub(super) fn connect(address: SocketAddr, identity: &Identity, deadline: Instant) -> Result<Guarded<TcpStream>, ConnectError> {
     let address = listening(address, identity);
     if !address.ip().is_loopback() && !identity.may_listen() {
         return Err(ConnectError::Permanent(StoreError::NoSecret));
@@ -57,8 +57,8 @@ pub(super) fn connect(address: SocketAddr, identity: &Identity, deadline: Instan
 }
 
 /// Makes the calls of a stream wait.
-fn blocking(stream: mio::net::TcpStream) -> io::Result<TcpStream> {
-    let stream = TcpStream::from(stream);
+fn blocking(stream: mio::net::TcpStream) -> io::Result<Guarded<TcpStream>> {
+    let stream = Guarded::new(TcpStream::from(stream));
     stream.set_nonblocking(false)?;
     Ok(stream)
 }
