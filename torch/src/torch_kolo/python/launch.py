@@ -199,7 +199,8 @@ class Launch:
 
     def _run(self, operation, *arguments):
         stream = torch.cuda.current_stream(self._device).cuda_stream if self._device else None
-        if self._is_sync and not self._channel.in_flight:
+        # A call in a stream returns at once.
+        if self._is_sync and (self._device or not self._channel.in_flight):
             if result := operation.now(*arguments, self._channel.comm, stream):
                 raise self._failure(result)
             return
