@@ -52,11 +52,18 @@ impl<T> Guarded<T> {
         Guarded { inner: ManuallyDrop::new(inner) }
     }
 
-    pub(crate) fn into_inner(mut self) -> T {
+    /// Makes another owner of the same descriptor. What is asked of the descriptor stays what it was when it
+    /// was made: the program may have closed it meanwhile.
+    pub(crate) fn map<U>(mut self, change: impl FnOnce(T) -> U) -> Guarded<U> {
         // SAFETY: the value is forgotten, and so is not dropped once more.
-        let inner = unsafe { ManuallyDrop::take(&mut self.inner) };
+        let inner = change(unsafe { ManuallyDrop::take(&mut self.inner) });
+        let changed = Guarded {
+            inner: ManuallyDrop::new(inner),
+            #[cfg(all(unix, not(miri)))]
+            number: self.number,
+        };
         std::mem::forget(self);
-        inner
+        changed
     }
 
     /// Returns whether the program has left the descriptor as it was made. To be asked before the
@@ -223,6 +230,7 @@ pub(super) mod numbers {
     }
 
     /// A number, and the file that it stood for when this was made.
+    #[derive(Clone, Copy)]
     #[cfg_attr(test, derive(Debug))]
     pub(in crate::sys) struct Number {
         number: i32,

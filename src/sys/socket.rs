@@ -68,7 +68,7 @@ pub(crate) fn connect(to: SocketAddr) -> io::Result<std::net::TcpStream> {
 pub(crate) fn connect_within(to: SocketAddr, timeout: Duration) -> io::Result<Guarded<std::net::TcpStream>> {
     let socket = Guarded::new(new_socket(socket2::Domain::for_address(to))?);
     socket.connect_timeout(&to.into(), timeout).map_err(naming("connect"))?;
-    Ok(Guarded::new(socket.into_inner().into()))
+    Ok(socket.map(std::net::TcpStream::from))
 }
 
 fn begin_to_connect(from: Option<IpAddr>, to: SocketAddr) -> io::Result<std::net::TcpStream> {

@@ -60,7 +60,7 @@ pub(crate) fn dial(address: SocketAddr, identity: &Identity, hello: &Hello, dead
     stream.set_read_timeout(None).map_err(sys::naming("setsockopt"))?;
     stream.set_write_timeout(None).map_err(sys::naming("setsockopt"))?;
     stream.set_nonblocking(true)?;
-    let stream = TcpStream::from_std(stream.into_inner());
+    let stream = stream.map(mio::net::TcpStream::from_std);
     tcp::prepare(&stream)?;
     Ok(stream)
 }

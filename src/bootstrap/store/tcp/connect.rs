@@ -53,12 +53,12 @@ pub(super) fn connect(address: SocketAddr, identity: &Identity, deadline: Instan
             ConnectError::Permanent(StoreError::Version { theirs: theirs.into(), mine: handshake::VERSION.into() })
         }
     })?;
-    blocking(stream.into_inner()).map_err(ConnectError::Transient)
+    blocking(stream).map_err(ConnectError::Transient)
 }
 
 /// Makes the calls of a stream wait.
-fn blocking(stream: mio::net::TcpStream) -> io::Result<Guarded<TcpStream>> {
-    let stream = Guarded::new(TcpStream::from(stream));
+fn blocking(stream: sys::TcpStream) -> io::Result<Guarded<TcpStream>> {
+    let stream = stream.map(TcpStream::from);
     stream.set_nonblocking(false)?;
     Ok(stream)
 }

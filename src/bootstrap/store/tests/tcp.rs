@@ -120,7 +120,7 @@ fn garbage_requests_end_their_own_connection_only() {
     let address = zero.url().trim_start_matches("tcp://").parse().unwrap();
     let hello = Hello::new(Purpose::Store, 0, 0, 0);
     for garbage in [[0xff; 64], [1; 64]] {
-        let mut stream = std::net::TcpStream::from(dial(address, &identity(), &hello, late()).unwrap().into_inner());
+        let mut stream = dial(address, &identity(), &hello, late()).unwrap().map(std::net::TcpStream::from);
         stream.set_nonblocking(false).unwrap();
         stream.set_read_timeout(Some(LATE)).unwrap();
         stream.write_all(&garbage).unwrap();
