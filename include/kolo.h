@@ -188,8 +188,8 @@ typedef struct kolo_config_t {
   // 1: a tcp:// store accepts other machines even without a secret: any process that reaches it
   // can join or disturb the job. -1: it does not.
   int32_t insecure;
-  // 1: buffers may be in the memory of GPUs. -1: they may not. 0: they may if kolo was built
-  // with the feature `cuda` and the machine has a driver. All ranks use rank 0's value.
+  // 1: buffers may be in the memory of GPUs. -1: they may not. 0: they may if the machine has a
+  // driver. All ranks use rank 0's value. Every rank's kolo needs the feature `cuda`.
   int32_t devices;
   // How data moves between the memory of GPUs: "auto" or "staged". All ranks use rank 0's value.
   const char *device_path;
@@ -895,8 +895,8 @@ kolo_result_t kolo_comm_host_count(kolo_comm_t comm, int32_t *count);
 kolo_result_t kolo_comm_transport(kolo_comm_t comm, const char **name);
 
 // Sets `*has` to 1 if this rank's buffers may be in the memory of GPUs, otherwise to 0. They may
-// if rank 0's `KOLO_DEVICES` permits it, kolo was built with the feature `cuda`, and the host has
-// a driver.
+// if rank 0's `KOLO_DEVICES` permits it, every rank's kolo was built with the feature `cuda`, and the
+// host has a driver.
 kolo_result_t kolo_comm_has_devices(kolo_comm_t comm, int32_t *has);
 
 // Sets `*result` to KOLO_OK if the communicator works, otherwise to the result of the operation
