@@ -124,8 +124,9 @@ if [ -n "$python" ]; then
 fi
 find "$folder/python" -name __pycache__ -prune -exec rm -rf {} +
 size=$(du -sm "$folder" | cut -f 1)
-echo "$folder: $size MiB"
-if [ "$size" -gt 60 ]; then
-    echo "that is more than 60 MiB" >&2
+packed=$(($(tar -C "$folder" -cf - . | gzip | wc -c) >> 20))
+echo "$folder: $size MiB, and $packed MiB as a .tar.gz"
+if [ "$packed" -gt 60 ]; then
+    echo "as a .tar.gz that is more than 60 MiB" >&2
     exit 1
 fi
