@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::driver_tests::{COUNT, Process, Seat, on_each, on_seats};
-use crate::cuda::device::{Address, Device, DeviceId, Driver, Handle, Memory};
+use super::driver_tests::{COUNT, Process, Seat, on_each, on_seats, seats};
+use crate::Communicator;
+use crate::cuda::device::{Address, Device, DeviceId, Driver, Handle, Memory, StreamId};
 use crate::cuda::fake_device::{FakeDevice, FakeGpu, Machines};
+use crate::exec::Call;
 use crate::trace::DeviceStats;
+use crate::types::Op;
 
 /// All-reduces in one test of one buffer: the first of a new allocation passes through areas.
 const CALLS: usize = 6;
@@ -155,4 +158,20 @@ fn threads_on_two_gpus() {
         }
         assert_eq!(process.device.imports(), 0);
     });
+}
+
+/// A larger communicator may have a rank whose kolo has no devices. Then no buffer may be on one.
+#[test]
+fn a_communicator_that_may_have_no_devices_does_not_use_those_of_its_process() {
+    let seats = seats(2, true);
+    let comms = Communicator::builder().devices(false).connect_in_process(2).unwrap();
+    for (comm, seat) in comms.into_iter().zip(seats) {
+        let comm = comm.with_driver(seat.machine);
+        assert!(!comm.has_devices());
+        let mut call = Call::new::<u8>(Op::Barrier);
+        let refused = comm.exec.state.bind(&mut call, seat.device.user_stream()).unwrap_err();
+        assert!(refused.to_string().contains("without the feature `cuda`"), "{refused}");
+        comm.exec.state.bind(&mut call, StreamId::DEFAULT).unwrap();
+        assert!(call.on_device.is_none());
+    }
 }
