@@ -1045,8 +1045,8 @@ kolo_result_t kolo_recv(void *recv,
                         kolo_stream_t stream);
 
 // Receives `count` elements from any rank: the first message that arrives and that no earlier
-// receive waits for. Writes its sender to `*source`, unless `source` is NULL. Not allowed in a
-// group.
+// receive waits for. Writes its sender to `*source`, unless `source` is NULL. Fails at once if a
+// rank was killed, or ended on this host without kolo_comm_destroy. Not allowed in a group.
 kolo_result_t kolo_recv_any(void *recv,
                             size_t count,
                             kolo_dtype_t dtype,

@@ -270,8 +270,8 @@ pub unsafe extern "C" fn kolo_recv(
 }
 
 /// Receives `count` elements from any rank: the first message that arrives and that no earlier
-/// receive waits for. Writes its sender to `*source`, unless `source` is NULL. Not allowed in a
-/// group.
+/// receive waits for. Writes its sender to `*source`, unless `source` is NULL. Fails at once if a
+/// rank was killed, or ended on this host without kolo_comm_destroy. Not allowed in a group.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_recv_any(
     recv: *mut c_void,

@@ -88,7 +88,8 @@ impl Communicator {
     /// # Errors
     ///
     /// If no rank sends before the deadline, the error names the lowest of the other ranks as
-    /// silent.
+    /// silent. If one was killed, this fails at once, although others may send; so it does if a process
+    /// on this host ended without dropping its communicator.
     ///
     /// ```no_run
     /// # fn main() -> kolo::Result<()> {

@@ -380,6 +380,19 @@ impl Reducer {
     }
 }
 
+impl Reducer {
+    /// Ends the reducer, and waits for its hook for as long as that takes: a hook of another language uses
+    /// memory that the caller frees next.
+    pub(crate) fn end(&mut self) {
+        // In a forked child, the thread belongs to the parent.
+        if self.core.check_process().is_ok() {
+            self.core.shut();
+            // A panic there has been printed, and needs no cleanup.
+            self.thread.take().into_iter().for_each(|thread| _ = thread.join());
+        }
+    }
+}
+
 impl Drop for Reducer {
     fn drop(&mut self) {
         if self.core.check_process().is_err() {

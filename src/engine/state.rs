@@ -144,7 +144,8 @@ impl Engine {
             let count = match (lent, link.most_parts()) {
                 // SAFETY: the message owns its header, and the payload is valid until its job ends.
                 (Ok(None), 0) => unsafe { link.send(&rest) },
-                // SAFETY: as above, for each of the messages.
+                // SAFETY: each of the messages owns its header, and its payload is valid until its job
+                // ends.
                 (Ok(None), most) => unsafe { link.send(&self.outbox.gather(peer, most)) },
                 (lent, _) => lent.map(Option::unwrap_or_default),
             };

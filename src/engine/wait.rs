@@ -28,7 +28,7 @@ impl Engine {
         waits.extend(ready.map(|out| (out.to, true, false)));
         let result = self.mesh.sleep(waits.iter().copied(), nap).map_err(Error::os("waiting for peers"));
         let is_awaited = |closing: &Rank| waits.iter().any(|(peer, ..)| peer == closing);
-        let others: SmallVec<[Rank; 4]> = self.mesh.closing().filter(|closing| !is_awaited(closing)).collect();
+        let others: SmallVec<[Rank; 4]> = self.mesh.closing().iter().copied().filter(|closing| !is_awaited(closing)).collect();
         self.waits = waits;
         if let Some(job) = active.iter().next() {
             others

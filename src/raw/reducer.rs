@@ -20,6 +20,13 @@ impl From<Reducer> for RawReducer {
     }
 }
 
+impl Drop for RawReducer {
+    /// Waits until no hook runs.
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
 impl RawReducer {
     /// Returns the reducer.
     pub fn get(&self) -> &Reducer {

@@ -54,16 +54,15 @@ impl<T> Guarded<T> {
 
     /// Makes another owner of the same descriptor. What is asked of the descriptor stays what it was when it
     /// was made: the program may have closed it meanwhile.
-    pub(crate) fn map<U>(mut self, change: impl FnOnce(T) -> U) -> Guarded<U> {
-        // SAFETY: the value is forgotten, and so is not dropped once more.
-        let inner = change(unsafe { ManuallyDrop::take(&mut self.inner) });
-        let changed = Guarded {
+    pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> Guarded<U> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is never dropped, so the value is not dropped once more.
+        let inner = change(unsafe { ManuallyDrop::take(&mut this.inner) });
+        Guarded {
             inner: ManuallyDrop::new(inner),
             #[cfg(all(unix, not(miri)))]
-            number: self.number,
-        };
-        std::mem::forget(self);
-        changed
+            number: this.number,
+        }
     }
 
     /// Returns whether the program has left the descriptor as it was made. To be asked before the

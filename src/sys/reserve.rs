@@ -1,5 +1,7 @@
 //! A descriptor that a process keeps for when it has no other left.
 
+use std::time::Instant;
+
 use parking_lot::Mutex;
 use socket2::{Domain, Socket, Type};
 
@@ -15,13 +17,14 @@ impl Reserve {
         Reserve(Mutex::new(open()))
     }
 
-    /// Calls `call` while the descriptor is closed. Then keeps one again, if there is one.
-    pub(crate) fn without<T>(&self, call: impl FnOnce() -> T) -> T {
-        let mut kept = self.0.lock();
+    /// Calls `call` while the descriptor is closed. Then keeps one again, if there is one. Returns `None` if
+    /// other threads have done so until the deadline.
+    pub(crate) fn without<T>(&self, deadline: Instant, call: impl FnOnce() -> T) -> Option<T> {
+        let mut kept = self.0.try_lock_until(deadline)?;
         *kept = None;
         let result = call();
         *kept = open();
-        result
+        Some(result)
     }
 }
 

@@ -139,7 +139,7 @@ pub(crate) fn without_sigpipe<T>(calls: impl FnOnce() -> T) -> T {
         }
     }
 
-    // SAFETY: as above. A write raises the signal in its own thread, where it stays pending.
+    // SAFETY: the sets are valid, zeros included, and the calls write them. A write raises the signal in its own thread, where it stays pending.
     let _blocked = unsafe {
         let (mut pending, mut mask): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigpending(&mut pending);

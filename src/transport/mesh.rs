@@ -65,6 +65,8 @@ pub(crate) struct Mesh {
     waker: Arc<Waker>,
     /// Where the links are listed.
     table: Arc<LinkTable>,
+    /// The peers that have closed their ends of open links. An event says so only once.
+    closing: Vec<Rank>,
 }
 
 /// The waker's token. The token of a link is the peer's rank.
@@ -84,6 +86,7 @@ impl Mesh {
             events: Events::with_capacity(64),
             waker,
             table: Arc::default(),
+            closing: Vec::new(),
         })
     }
 
@@ -140,16 +143,15 @@ impl Mesh {
         self.links[peer].as_ref().is_some_and(|link| link.has_begun())
     }
 
-    /// Returns the peers that have closed their links, as far as the last sleep has shown. What they have
-    /// sent may still be there.
-    pub(crate) fn closing(&self) -> impl Iterator<Item = Rank> {
-        let closing = self.events.iter().filter(|event| event.is_read_closed() || event.is_error());
-        closing.map(|event| event.token().0).filter(|&peer| self.links.get(peer).is_some_and(Option::is_some))
+    /// Returns the peers that have closed their ends of open links. What they have sent may still be there.
+    pub(crate) fn closing(&self) -> &[Rank] {
+        &self.closing
     }
 
     /// Closes the link to a peer, which sees that it ended.
     pub(crate) fn close(&mut self, peer: Rank) {
         (self.links[peer], self.counters[peer]) = (None, None);
+        self.closing.retain(|closing| *closing != peer);
     }
 
     /// Sleeps until one of these links can make progress or can be opened, or until the waker is
@@ -176,8 +178,12 @@ impl Mesh {
             if event.token() == WAKER {
                 self.waker.notice();
             }
-            if let Some(Some(link)) = self.links.get_mut(event.token().0) {
+            let peer = event.token().0;
+            if let Some(Some(link)) = self.links.get_mut(peer) {
                 link.disarm(true);
+                if (event.is_read_closed() || event.is_error()) && !self.closing.contains(&peer) {
+                    self.closing.push(peer);
+                }
             }
         }
         for (peer, ..) in waits {

@@ -12,8 +12,9 @@ namespace torch_kolo {
 
 namespace {
 
-// How long to wait before the store is asked again. Each pause is twice the one before.
+// How long to wait before the store is asked again. Each pause is twice the one before, up to a limit.
 constexpr std::chrono::milliseconds shortest_pause(2);
+constexpr std::chrono::milliseconds longest_pause(50);
 
 std::vector<uint8_t> bytes(const void* value, size_t length) {
   const auto* start = static_cast<const uint8_t*>(value);
@@ -63,7 +64,7 @@ int32_t Rendezvous::get(void* self, const char* key, uint64_t timeout_ms, kolo_r
         return;
       }
       std::this_thread::sleep_for(std::min(pause, left));
-      pause *= 2;
+      pause = std::min<std::chrono::nanoseconds>(2 * pause, longest_pause);
     }
     const auto value = store.get(name);
     kolo_store_reply(reply, value.data(), value.size());

@@ -112,11 +112,12 @@ impl ControlChannel for NetworkControl {
             return Err(QueryError::Unreachable { address, kind: io::ErrorKind::AddrNotAvailable });
         }
         let query = query.encode();
-        let send = || self.send(to, &query, Instant::now() + patience);
+        let deadline = Instant::now() + patience;
+        let send = || self.send(to, &query, deadline);
         let is_own = |result: &Result<_, DialError>| matches!(result, Err(DialError::Connect(error) | DialError::Io(error)) if sys::is_resource_shortage(error));
         let mut sent = send();
         if is_own(&sent) {
-            sent = self.network.reserve.without(send);
+            sent = self.network.reserve.without(deadline, send).unwrap_or(sent);
         }
         match sent {
             sent if is_own(&sent) => Err(QueryError::Unasked),

@@ -74,12 +74,16 @@ def _following(handler):
 def _connection(url):
     """The connection to the store of the last start at the address of a URL, if there is one."""
     parts = urlsplit(url)
-    address = parts.hostname, parts.port
-    if parts.scheme == "env":
-        # The store of torchrun's agent lasts longer than a start.
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            return None
-        address = os.environ.get("MASTER_ADDR"), int(os.environ.get("MASTER_PORT") or 0)
+    # The store of torchrun's agent lasts longer than a start.
+    if parts.scheme == "env" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    try:
+        address = parts.hostname, parts.port
+        if parts.scheme == "env":
+            address = os.environ.get("MASTER_ADDR"), int(os.environ.get("MASTER_PORT") or 0)
+    except ValueError:
+        # PyTorch says what is wrong with the port.
+        return None
     return last_starts.get(address, (None, None))[1]
 
 

@@ -7,8 +7,10 @@ from . import library
 from .signals import keep_of_handler
 
 
-# How long to wait before the store is asked again, in seconds. Each pause is twice the one before.
+# How long to wait before the store is asked again, in seconds. Each pause is twice the one before, up to a
+# limit.
 SHORTEST_PAUSE = 0.002
+LONGEST_PAUSE = 0.05
 
 
 class Rendezvous:
@@ -68,7 +70,7 @@ def _get(store, key, timeout_ms, reply):
         if left <= 0:
             return
         time.sleep(min(pause, left))
-        pause *= 2
+        pause = min(2 * pause, LONGEST_PAUSE)
     value = store.get(name)
     library.store_reply(reply, value, len(value))
 
