@@ -88,7 +88,7 @@ def _connection(url):
 
 
 def _has_ended(connection, wait):
-    """Waits until the other end has closed a connection, for at most so many seconds. Returns whether it has."""
+    """Waits up to `wait` seconds for the store to close a connection. Returns whether the store has closed it."""
     if connection is None:
         return False
     connection.settimeout(wait)

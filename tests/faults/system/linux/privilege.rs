@@ -12,7 +12,7 @@ use crate::log;
 use crate::rank::say;
 use crate::runner::Outcome::{self, NotRun, Passed};
 
-/// The user as whom the test starts the program: `nobody` on most systems.
+/// The user of the process that the test starts: `nobody` on most systems.
 const USER: u32 = 65534;
 
 /// Connects alone. Which other options there are, the program says and not its environment.
