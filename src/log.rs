@@ -20,7 +20,7 @@ use tracing::{Event, Metadata, Subscriber};
 macro_rules! event {
     ($level:ident, $name:ident, $($arguments:tt)+) => {
         if tracing::Level::$level <= tracing::level_filters::LevelFilter::current() {
-            $crate::log::pass_on(|| tracing::$name!($($arguments)+));
+            $crate::log::pass_on(&|| tracing::$name!($($arguments)+));
         }
     };
 }
@@ -51,7 +51,7 @@ pub(crate) fn start(level: Option<LevelFilter>) {
 }
 
 /// Has an event reach the program's subscriber, or the writer if there is none.
-pub(crate) fn pass_on(event: impl FnOnce()) {
+pub(crate) fn pass_on(event: &dyn Fn()) {
     match WRITER.get() {
         Some(writer) if dispatcher::get_default(|current| current.is::<NoSubscriber>()) => {
             dispatcher::with_default(writer, event)

@@ -89,15 +89,11 @@ fn kernel<I: Instructions>(dtype: DType, redop: ReduceOp) -> Fold {
         DType::F8E5M2 => float::<I, f8e5m2>(redop),
         DType::F32 => float::<I, f32>(redop),
         DType::F64 => float::<I, f64>(redop),
-        DType::I8 => integer::<I, i8>(redop),
         // On 0 and 1, logical or is the maximum and logical and is the minimum.
-        DType::U8 | DType::Bool => integer::<I, u8>(redop),
-        DType::I16 => integer::<I, i16>(redop),
-        DType::U16 => integer::<I, u16>(redop),
-        DType::I32 => integer::<I, i32>(redop),
-        DType::U32 => integer::<I, u32>(redop),
-        DType::I64 => integer::<I, i64>(redop),
-        DType::U64 => integer::<I, u64>(redop),
+        DType::I8 | DType::U8 | DType::Bool => integer::<I, i8, u8>(dtype, redop),
+        DType::I16 | DType::U16 => integer::<I, i16, u16>(dtype, redop),
+        DType::I32 | DType::U32 => integer::<I, i32, u32>(dtype, redop),
+        DType::I64 | DType::U64 => integer::<I, i64, u64>(dtype, redop),
     }
 }
 
@@ -120,15 +116,20 @@ fn float<I: Instructions, T: Lane<Sum: Real>>(redop: ReduceOp) -> Fold {
     }
 }
 
-fn integer<I: Instructions, T: Lane<Sum: Integer>>(redop: ReduceOp) -> Fold {
+/// Wrapping arithmetic has the same bits with and without a sign, so that only the order of the
+/// elements, in [`Largest`] and [`Smallest`], needs kernels of both.
+fn integer<I: Instructions, S: Lane<Sum: Integer>, U: Lane<Sum: Integer>>(dtype: DType, redop: ReduceOp) -> Fold {
+    let has_sign = matches!(dtype, DType::I8 | DType::I16 | DType::I32 | DType::I64);
     match redop {
-        ReduceOp::Sum => I::compiled::<T, Add>(),
-        ReduceOp::Product => I::compiled::<T, Multiply>(),
-        ReduceOp::Max => I::compiled::<T, Largest>(),
-        ReduceOp::Min => I::compiled::<T, Smallest>(),
-        ReduceOp::BitAnd => I::compiled::<T, And>(),
-        ReduceOp::BitOr => I::compiled::<T, Or>(),
-        ReduceOp::BitXor => I::compiled::<T, ExclusiveOr>(),
+        ReduceOp::Sum => I::compiled::<U, Add>(),
+        ReduceOp::Product => I::compiled::<U, Multiply>(),
+        ReduceOp::Max if has_sign => I::compiled::<S, Largest>(),
+        ReduceOp::Max => I::compiled::<U, Largest>(),
+        ReduceOp::Min if has_sign => I::compiled::<S, Smallest>(),
+        ReduceOp::Min => I::compiled::<U, Smallest>(),
+        ReduceOp::BitAnd => I::compiled::<U, And>(),
+        ReduceOp::BitOr => I::compiled::<U, Or>(),
+        ReduceOp::BitXor => I::compiled::<U, ExclusiveOr>(),
         ReduceOp::Average => unreachable!("refused by ReduceOp::applies_to"),
     }
 }

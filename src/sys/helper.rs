@@ -2,16 +2,15 @@
 //! network file system. A helper thread makes them. The caller waits for the result until its
 //! deadline, and then abandons the call.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use crossbeam_channel::{Sender, bounded, unbounded};
 use parking_lot::Mutex;
 
 use super::advice::NAME_SERVERS;
@@ -35,7 +34,7 @@ impl Helper {
     /// calls have returned.
     pub(crate) fn of(kind: impl Into<String>) -> io::Result<Arc<Helper>> {
         let key = (std::process::id(), kind.into());
-        let (sender, receiver) = unbounded::<Job>();
+        let (sender, receiver) = channel::<Job>();
         let own = Arc::new(Helper { jobs: sender });
         // No fork finds this locked, because a child has helpers of its own.
         let helper = super::between_forks(|| {
@@ -62,7 +61,15 @@ impl Helper {
         deadline: Instant,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
-        let (sender, receiver) = bounded::<Result<T, Box<dyn Any + Send>>>(1);
+        let result = Arc::new(Mutex::new(None));
+        let returned = result.clone();
+        self.run(deadline, Box::new(move || *returned.lock() = Some(call())))?;
+        result.lock().take()
+    }
+
+    /// [`Helper::call`] without the type of the result, compiled once for all of them.
+    fn run(self: &Arc<Helper>, deadline: Instant, call: Job) -> Option<()> {
+        let (sender, receiver) = sync_channel(1);
         let is_wanted = Arc::new(AtomicBool::new(true));
         let (wanted, helper) = (is_wanted.clone(), self.clone());
         let job = move || {
@@ -74,8 +81,8 @@ impl Helper {
             }
         };
         self.jobs.send(Box::new(job)).ok()?;
-        match receiver.recv_deadline(deadline) {
-            Ok(Ok(result)) => Some(result),
+        match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(Ok(())) => Some(()),
             Ok(Err(panic)) => std::panic::resume_unwind(panic),
             Err(_) => {
                 is_wanted.store(false, Ordering::Relaxed);
