@@ -4,16 +4,16 @@ use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::address::{self, Chosen};
-use crate::bootstrap::host_group::HOME;
-use crate::bootstrap::host_group::area::{AREA, slabs_for};
-use crate::bootstrap::host_group::stage::{KEPT, STAGE};
-use crate::bootstrap::launcher::{self, Launch, Rendezvous};
-use crate::bootstrap::store::StoreUrl;
-use crate::bootstrap::topology::{self, Position};
 use crate::config::{self, CongestionControl, Settings, process_env};
 use crate::error::{Error, Result, shown};
+use crate::host_group::HOME;
+use crate::host_group::area::{AREA, slabs_for};
+use crate::host_group::stage::{KEPT, STAGE};
+use crate::network::address::{self, Chosen};
+use crate::network::topology::{self, Position};
 use crate::reduce;
+use crate::rendezvous::launcher::{self, Launch, Rendezvous};
+use crate::rendezvous::store::StoreUrl;
 use crate::sys::{self, Cuda, LocalListener, Process, Region};
 use crate::transport::tls::Tls;
 
@@ -78,7 +78,8 @@ pub fn examine() -> Vec<Finding> {
     findings.extend([secret(settings.insecure), of_launcher(&launch)]);
     findings.extend([topology(&settings), interfaces()]);
     let deadline = Instant::now() + settings.start_timeout;
-    let chosen = address::choose(url.as_ref(), settings.interface.as_deref(), settings.rails.as_deref(), deadline);
+    let place = url.as_ref().and_then(StoreUrl::host_and_port);
+    let chosen = address::choose(place, settings.interface.as_deref(), settings.rails.as_deref(), deadline);
     findings.push(of_address(&chosen));
     if let Ok(chosen) = &chosen {
         findings.push(ports(chosen));
@@ -92,7 +93,7 @@ pub fn examine() -> Vec<Finding> {
 }
 
 fn version() -> Finding {
-    let protocol = crate::bootstrap::listener::handshake::VERSION;
+    let protocol = crate::network::listener::handshake::VERSION;
     let system = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
     Finding::fine("version", format!("kolo {}, protocol {protocol}, on {system}", env!("CARGO_PKG_VERSION")))
 }
@@ -301,7 +302,7 @@ fn of_store(url: &StoreUrl, is_owner: bool, deadline: Instant) -> Finding {
 
 fn local_connections() -> Finding {
     const SUBJECT: &str = "local connections";
-    match LocalListener::bind(&crate::bootstrap::listener::random_name()) {
+    match LocalListener::bind(&crate::network::listener::random_name()) {
         Ok(_) => Finding::fine(SUBJECT, "processes of this machine can share memory"),
         Err(error) => {
             Finding::warning(SUBJECT, format!("processes of this machine cannot share memory: {error}"), sys::LOCAL_CONNECTIONS)

@@ -1,11 +1,13 @@
 //! The functions that decode bytes from outside, for the fuzzers in `fuzz/`. This module exists
 //! only when the crate is compiled for fuzzing or tests, and is not part of the API.
 
-use crate::bootstrap::listener::handshake;
-use crate::bootstrap::store::{file, tcp};
-use crate::bootstrap::{announcement, fuzz as bootstrap, key_exchange, listener, observe, peer_table};
 use crate::engine::frame;
 use crate::failure::message;
+use crate::network::listener::handshake;
+use crate::network::{fuzz as network, listener};
+use crate::observe;
+use crate::rendezvous::store::{file, tcp};
+use crate::rendezvous::{announcement, key_exchange, peer_table};
 use crate::shm::fuzz as flag_lines;
 use crate::types::Descriptor;
 
@@ -28,7 +30,7 @@ pub const TARGETS: [Target; 13] = [
         samples: || vec![[&[7][..], &handshake::samples()[0]].concat()],
     },
     Target { name: "handshake_initiator", feed: listener::fuzz_initiator, samples: || vec![handshake::samples()[1].clone()] },
-    Target { name: "listener", feed: bootstrap::listener, samples: bootstrap::samples },
+    Target { name: "listener", feed: network::listener, samples: network::samples },
     Target { name: "frame", feed: frame::fuzz, samples: || vec![frame::sample()] },
     Target { name: "descriptor", feed: descriptor, samples: || vec![frame::sample()[16..].to_vec()] },
     Target { name: "message", feed: message::fuzz, samples: message::samples },

@@ -60,7 +60,7 @@
 //! | from a call to the thread that runs it | `progress` |
 //! | the paths of a collective | `exec` chooses: `engine` (schedules over links), `shm` (shared memory), or both |
 //! | what the paths use | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
-//! | how ranks find each other | `bootstrap`, with its `listener`, `store` and `host_group` |
+//! | how ranks find each other | `rendezvous` (launcher, store), `network` (listener, links), `host_group` (shared memory), `observe` (metrics) |
 //! | deadlines and failures | `failure`; `trace` records the last operations of each rank |
 //! | the base | `sys` (the operating system), `wire`, `config`, `types`, `float8`, `error` |
 //!
@@ -75,7 +75,6 @@
 // docs.rs marks what needs a feature.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod bootstrap;
 mod buffer;
 mod communicator;
 mod config;
@@ -93,10 +92,14 @@ mod float8;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod host_group;
 mod log;
+mod network;
+mod observe;
 mod progress;
 pub mod raw;
 mod reduce;
+mod rendezvous;
 mod schedule;
 mod shm;
 mod sync;
@@ -107,11 +110,10 @@ mod types;
 mod wire;
 
 #[doc(hidden)]
-pub use bootstrap::listener::stranger;
+pub use network::listener::stranger;
 #[doc(hidden)]
-pub use bootstrap::observer;
+pub use rendezvous::observer;
 
-pub use bootstrap::store::{Store, TcpStoreServer};
 pub use communicator::{Builder, Communicator, Pooled, Registered, Scope};
 #[cfg(feature = "cuda")]
 pub use communicator::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
@@ -122,6 +124,7 @@ pub use error::{ArgumentError, CallMismatch, Cause, Elsewhere, Error, ReducerErr
 pub use float8::{f8e4m3, f8e5m2};
 pub use half::{bf16, f16};
 pub use progress::work::{Waited, Work, WorkError};
+pub use rendezvous::store::{Store, TcpStoreServer};
 // For the benchmark of the reduction kernels.
 #[doc(hidden)]
 pub use reduce::reduce_local;
@@ -148,10 +151,6 @@ pub mod settings {
     // For the program `kolo`, which reads variables as a job does, and whose options have values as
     // the variables have them.
     #[doc(hidden)]
-    pub use crate::bootstrap::address::address_for;
-    #[doc(hidden)]
-    pub use crate::bootstrap::topology::topology_of_environment;
-    #[doc(hidden)]
     pub use crate::config::{
         BANDWIDTH, TOLD, UNKNOWN_VARIABLES, bandwidth, describe_unknown, duration, nearest_of, secret_in,
         selection_of_environment, unknown_variables, variable,
@@ -159,6 +158,10 @@ pub mod settings {
     pub use crate::config::{VARIABLES, ports_given as parse_ports, secret_given as parse_secret, secret_of_environment};
     #[doc(hidden)]
     pub use crate::log::{LEVEL as LOG_LEVEL, level as log_level};
+    #[doc(hidden)]
+    pub use crate::network::address::address_for;
+    #[doc(hidden)]
+    pub use crate::network::topology::topology_of_environment;
 }
 
 /// [encrypted links]: crate::settings#encrypted-links

@@ -8,13 +8,6 @@ use std::time::{Duration, Instant};
 
 use super::connect::{connect, info};
 use super::{Communicator, join};
-use crate::bootstrap::admission::Job;
-use crate::bootstrap::fabric::Fabric;
-use crate::bootstrap::identity::Identity;
-use crate::bootstrap::launcher::{self, LOOKED_FOR, Launch, Rendezvous};
-use crate::bootstrap::store::{Store, WatchedStore, masked};
-use crate::bootstrap::store_source::StoreSource;
-use crate::bootstrap::{MOST_RANKS, Start};
 use crate::config::{
     self, CongestionControl, CopyMode, DevicePath, DeviceWaits, FOREVER, FlagLayout, MetricsAddress, Settings, SharedSettings,
     TlsFiles, Transport, WireDType, process_env,
@@ -22,6 +15,13 @@ use crate::config::{
 use crate::error::{Error, Result};
 use crate::exec::Core;
 use crate::failure::{StatusBoard, name_refused_call, wait_check};
+use crate::network::fabric::Fabric;
+use crate::network::identity::Identity;
+use crate::rendezvous::admission::Job;
+use crate::rendezvous::launcher::{self, LOOKED_FOR, Launch, Rendezvous};
+use crate::rendezvous::store::{Store, WatchedStore, masked};
+use crate::rendezvous::store_source::StoreSource;
+use crate::rendezvous::{MOST_RANKS, Start};
 use crate::schedule::Algorithm;
 use crate::schedule::select::CostModel;
 use crate::sys;

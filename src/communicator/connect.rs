@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::fabric::Fabric;
-use crate::bootstrap::identity::Identity;
-use crate::bootstrap::{self, Connected, Start};
 use crate::config::Settings;
 use crate::error::Result;
 use crate::exec::Core;
 use crate::failure::CommInfo;
+use crate::network::fabric::Fabric;
+use crate::network::identity::Identity;
+use crate::rendezvous::{self, Connected, Start};
 use crate::types::Member;
 
 /// The least time that ranks which have met give each other to connect.
@@ -16,7 +16,7 @@ const LEAST: Duration = Duration::from_secs(1);
 
 /// Connects this rank with the others. Also returns the identity of the run, with its secret.
 pub(super) fn connect(start: &Start<'_>) -> Result<(Core, CommInfo, Identity)> {
-    let Connected { fabric, identity, settings, members } = bootstrap::connect(start)?;
+    let Connected { fabric, identity, settings, members } = rendezvous::connect(start)?;
     let info = info(&fabric, members, start.settings);
     let left = start.deadline.saturating_duration_since(Instant::now()).max(LEAST);
     let core = Core::start(fabric, settings, &CommInfo { timeout: left, ..info.clone() }, Instant::now())?;

@@ -7,14 +7,14 @@ use parking_lot::Mutex;
 
 use super::connect::connect;
 use super::{Communicator, OfJob, calls};
-use crate::bootstrap::admission::{Job, WaitingNewcomer, Within};
-use crate::bootstrap::identity::random_number;
-use crate::bootstrap::{OwnFailure, Start};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::config::{Settings, SharedSettings};
 use crate::error::{Error, Result, shown};
 use crate::exec::Call;
 use crate::failure::{Query, QueryError};
+use crate::network::identity::random_number;
+use crate::rendezvous::admission::{Job, WaitingNewcomer, Within};
+use crate::rendezvous::{OwnFailure, Start};
 use crate::types::{Member, Op, Rank};
 
 /// What rank 0 has found. It tells the others this, then the number of the growth, then how many

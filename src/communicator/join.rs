@@ -7,9 +7,9 @@ use parking_lot::Mutex;
 
 use super::Communicator;
 use super::connect::connect;
-use crate::bootstrap::Start;
-use crate::bootstrap::admission::{Job, Newcomer, Within};
 use crate::error::{Error, Result, shown};
+use crate::rendezvous::Start;
+use crate::rendezvous::admission::{Job, Newcomer, Within};
 
 /// How often a newcomer looks whether the growth that admits it has ended, while it waits for a rank.
 const ASK_AGAIN: Duration = Duration::from_secs(1);

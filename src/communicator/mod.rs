@@ -22,12 +22,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::bootstrap::admission::Job;
 use crate::config::WireDType;
 use crate::error::{Cause, Error, Result};
 use crate::exec::Core;
 use crate::failure::CommInfo;
 use crate::progress::{CommState, Executor};
+use crate::rendezvous::admission::Job;
 use crate::schedule::select::{Choice, Layout};
 use crate::shm::MOST_RANKS;
 use crate::trace::Stats;

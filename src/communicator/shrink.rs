@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use super::Communicator;
-use crate::bootstrap::fabric::Fabric;
-use crate::bootstrap::identity::random;
 use crate::error::{Cause, Error, Result, shown};
 use crate::exec::Core;
 use crate::failure::CommInfo;
 use crate::failure::shrink::agree;
+use crate::network::fabric::Fabric;
+use crate::network::identity::random;
 use crate::types::{Op, Rank, mix};
 
 /// The least time that the ranks of a decision give each other to connect.

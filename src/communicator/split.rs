@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Communicator, calls};
-use crate::bootstrap::fabric::Fabric;
-use crate::bootstrap::host_group::HostGroup;
-use crate::bootstrap::host_group::area::{Area, Offer};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::{Cause, Error, Result};
 use crate::exec::call::Call;
 use crate::exec::{Agreed, Core};
 use crate::failure;
+use crate::host_group::HostGroup;
+use crate::host_group::area::{Area, Offer};
+use crate::network::fabric::Fabric;
 use crate::types::{Op, Rank, mix};
 
 /// Converts the error of a part to the ranks of the whole communicator.

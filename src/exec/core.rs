@@ -5,11 +5,11 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use super::call::Call;
-use crate::bootstrap::fabric::Fabric;
-use crate::bootstrap::topology::HostOrder;
 use crate::config::{CopyMode, SharedSettings, Transport};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::network::fabric::Fabric;
+use crate::network::topology::HostOrder;
 use crate::schedule::Algorithm;
 use crate::schedule::select::{Choice, Layout, has_window, select};
 use crate::shm::Window;

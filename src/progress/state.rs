@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::bootstrap::host_group::HostGroup;
-use crate::bootstrap::host_group::stage::{Holder, Stage};
 use crate::buffer::StreamId;
 use crate::config::SharedSettings;
 use crate::error::{Error, Result};
@@ -16,6 +14,8 @@ use crate::exec::compression::choose_for;
 use crate::exec::core::choose;
 use crate::exec::{Call, Core};
 use crate::failure::{self, CommInfo, CommStatus};
+use crate::host_group::HostGroup;
+use crate::host_group::stage::{Holder, Stage};
 use crate::schedule::select::{Choice, Layout};
 use crate::shm::Pool;
 use crate::sys::{self, Waker};

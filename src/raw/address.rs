@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use crate::bootstrap::address;
 use crate::error::Result;
+use crate::network::address;
 
 /// Returns the address at which other hosts reach this process: that of the interface that
 /// `KOLO_INTERFACE` names, or the one that kolo would choose. A process that serves a

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::flags::{FlagLine, FlagLines, SLOTS};
 use super::hierarchy::{GroupLines, LeaderLines};
-use crate::bootstrap::host_group::area::{Parts, USABLE};
 use crate::failure::Written;
+use crate::host_group::area::{Parts, USABLE};
 use crate::sync::{self, AtomicU32, AtomicU64, Ordering};
 use crate::sys::{Domains, Processors};
 

@@ -4,7 +4,7 @@
 //! A [`Window`] is memory that all ranks of one host map. Each rank has a part of the
 //! communicator's area, which holds its flags, and a stage with the slots through which its data
 //! passes. [`flags`] has how ranks wait for each other, [`collectives`] has what they do in
-//! between. Areas and stages belong to the host group: see [`crate::bootstrap::host_group`].
+//! between. Areas and stages belong to the host group: see [`crate::host_group`].
 //!
 //! Everything here runs on the caller's thread. The short path of a small collective takes no lock,
 //! does not allocate and makes no system call.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::bootstrap::host_group::HostGroup;
+use crate::host_group::HostGroup;
 use crate::sys::{self, PageSize, Region};
 
 /// Bytes of an extent, unless one block is larger. Of these only what has been used at least once
@@ -151,7 +151,7 @@ impl Drop for Block {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bootstrap::host_group;
+    use crate::host_group;
     use crate::types::mix;
 
     fn pool() -> Arc<Pool> {

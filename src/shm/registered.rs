@@ -356,7 +356,7 @@ impl Heap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bootstrap::host_group;
+    use crate::host_group;
 
     fn notice(mapped: u32) -> Notice {
         Notice { loan: None, mapped, announced: None }

@@ -8,10 +8,10 @@ use super::flags::{self, Phases, SLOTS};
 use super::slots::{SLOT, Slots, StageAt};
 use super::wait::Sources;
 use super::window::Window;
-use crate::bootstrap::host_group::HostGroup;
-use crate::bootstrap::host_group::stage::{STAGE, Stage};
 use crate::error::{Cause, Error, Result};
 use crate::failure::OpContext;
+use crate::host_group::HostGroup;
+use crate::host_group::stage::{STAGE, Stage};
 use crate::sync::Ordering;
 use crate::types::Rank;
 

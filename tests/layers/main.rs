@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use source::{ModulePath, Source, Sources};
 
 /// The floors of the library, from the top down. A module may import those below its own line.
-const FLOORS: [&[&str]; 19] = [
+const FLOORS: [&[&str]; 21] = [
     &["raw", "fuzzing", "doctor"],
     &["ddp"],
     &["communicator"],
@@ -20,7 +20,9 @@ const FLOORS: [&[&str]; 19] = [
     &["exec"],
     &["shm", "engine"],
     &["cuda"],
-    &["bootstrap"],
+    &["rendezvous"],
+    &["network"],
+    &["host_group", "observe"],
     &["transport"],
     &["failure"],
     &["config", "trace"],
