@@ -1,4 +1,8 @@
-//! A model of shared memory for loom, for the tests of [`super::flags`] and [`super::hierarchy`].
+//! A model of shared memory for loom, and the tests of [`super::flags`] and [`super::hierarchy`]
+//! upon it.
+
+mod flags;
+mod hierarchy;
 
 use std::time::Duration;
 
