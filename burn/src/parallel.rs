@@ -83,8 +83,8 @@ impl DataParallel {
         let mut values = Values::of(&model);
         let mut parameters = values.take("parameters", &self.tensors.parameters)?;
         let mut buffers = values.take("buffers", &self.tensors.buffers)?;
-        self.reducer.broadcast_parameters(&mut lend(&self.tensors.parameters, &mut parameters)?)?;
-        self.reducer.sync_buffers(&mut lend(&self.tensors.buffers, &mut buffers)?, BufferSync::Broadcast(0))?;
+        self.reducer.broadcast_parameters(&mut borrow_all(&self.tensors.parameters, &mut parameters)?)?;
+        self.reducer.sync_buffers(&mut borrow_all(&self.tensors.buffers, &mut buffers)?, BufferSync::Broadcast(0))?;
         Ok(replace(model, [(&self.tensors.parameters, parameters), (&self.tensors.buffers, buffers)]))
     }
 
@@ -100,7 +100,7 @@ impl DataParallel {
     pub fn sync_buffers<M: Module>(&mut self, model: M, how: BufferSync) -> Result<M> {
         settle(&model);
         let mut buffers = Values::of(&model).take("buffers", &self.tensors.buffers)?;
-        self.reducer.sync_buffers(&mut lend(&self.tensors.buffers, &mut buffers)?, how)?;
+        self.reducer.sync_buffers(&mut borrow_all(&self.tensors.buffers, &mut buffers)?, how)?;
         Ok(replace(model, [(&self.tensors.buffers, buffers)]))
     }
 
@@ -208,7 +208,7 @@ impl DataParallel {
     }
 }
 
-/// A step, which [`DataParallel::step`] lends.
+/// A step, which [`DataParallel::step`] passes.
 #[derive(Debug)]
 pub struct Step<'a> {
     step: kolo::ddp::Step<'a>,
@@ -268,7 +268,7 @@ fn settle<M: Module>(model: &M) {
     drop(model.valid());
 }
 
-fn lend<'a>(tensors: &[Found], values: &'a mut [TensorData]) -> Result<Vec<TensorMut<'a>>> {
+fn borrow_all<'a>(tensors: &[Found], values: &'a mut [TensorData]) -> Result<Vec<TensorMut<'a>>> {
     tensors.iter().zip(values).map(|(found, values)| borrow(found, values)).collect()
 }
 

@@ -19,7 +19,7 @@ pub(crate) struct Args {
     json: bool,
     /// Run as a process whose memory is read: print its pid, the address of a word, and the word
     #[arg(long, hide = true)]
-    lend: bool,
+    expose: bool,
     /// Run as a process that reads: the pid of another process, an address there, and the expected
     /// word
     #[arg(long, hide = true, num_args = 3, value_names = ["PID", "ADDRESS", "WORD"])]
@@ -27,11 +27,11 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn doctor(args: &Args) -> ExitCode {
-    if args.lend {
-        return lend();
+    if args.expose {
+        return expose();
     }
     if let Some(read) = &args.read {
-        return borrow(read);
+        return read_exposed(read);
     }
     let mut findings = examine();
     findings.push(of_reading(&try_reading()));
@@ -94,9 +94,9 @@ fn this(arguments: &[&str]) -> Result<Command, String> {
 /// with ranks.
 fn try_reading() -> Result<(), String> {
     let failed = |error: std::io::Error| format!("it cannot be tried: {error}");
-    let mut lender = Ended(this(&["doctor", "--lend"])?.spawn().map_err(failed)?);
+    let mut owner = Ended(this(&["doctor", "--expose"])?.spawn().map_err(failed)?);
     let mut line = String::new();
-    let pipe = lender.0.stdout.take().ok_or("it cannot be tried: a process has no output")?;
+    let pipe = owner.0.stdout.take().ok_or("it cannot be tried: a process has no output")?;
     BufReader::new(pipe).read_line(&mut line).map_err(failed)?;
     let arguments: Vec<&str> = ["doctor", "--read"].into_iter().chain(line.split_whitespace()).collect();
     let output = this(&arguments)?.stdin(Stdio::null()).output().map_err(failed)?;
@@ -114,7 +114,7 @@ impl Drop for Ended {
     }
 }
 
-fn lend() -> ExitCode {
+fn expose() -> ExitCode {
     let word = Box::new(u64::from(std::process::id()) ^ 0x6b6f_6c6f_6b6f_6c6f);
     say(&format!("{} {} {}", std::process::id(), (&raw const *word).expose_provenance(), *word));
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
@@ -122,7 +122,7 @@ fn lend() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn borrow(read: &[u64]) -> ExitCode {
+fn read_exposed(read: &[u64]) -> ExitCode {
     let [pid, address, word] = read else { return ExitCode::FAILURE };
     match read_word(*pid as u32, *address) {
         Ok(found) if found == *word => ExitCode::SUCCESS,

@@ -1,7 +1,7 @@
 //! The nonblocking form of every operation: it owns its buffers and returns a [`Work`] at once,
 //! which gives the buffers back.
 //!
-//! Any type that lends a slice of elements can be a buffer: `Vec`, `Box<[T]>`, arrays,
+//! Any type with a slice of elements can be a buffer: `Vec`, `Box<[T]>`, arrays,
 //! [`crate::Registered`].
 
 use super::operations::operations;

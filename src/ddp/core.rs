@@ -93,38 +93,38 @@ impl Core {
         Ok(())
     }
 
-    /// Lends a gradient in host or device memory to be written. Returns its memory, and whether to
+    /// Opens a view of a gradient in host or device memory, to be written. Returns its memory, and whether to
     /// add to what is there.
-    pub(super) fn lend(&self, index: usize, dtype: DType, on_device: bool) -> Result<(Arc<Buckets>, bool)> {
+    pub(super) fn open_view(&self, index: usize, dtype: DType, on_device: bool) -> Result<(Arc<Buckets>, bool)> {
         let parameter = self.parameter(index)?;
         parameter.expect(dtype)?;
         parameter.expect_place(on_device)?;
         let (mut state, _) = self.within("view")?;
         match state.gradients[index] {
-            Gradient::Awaited => state.gradients[index] = Gradient::Lent,
-            Gradient::Lent => return Err(ReducerError::Lent { name: parameter.name.clone() }.into()),
+            Gradient::Awaited => state.gradients[index] = Gradient::InView,
+            Gradient::InView => return Err(ReducerError::InView { name: parameter.name.clone() }.into()),
             Gradient::Ready | Gradient::Unused => return Err(self.came_twice(&state, index)),
         }
         Ok((state.buckets.clone(), state.accumulated))
     }
 
-    /// Takes back a gradient that was lent.
+    /// Takes back a gradient from its view.
     pub(super) fn take_back(&self, index: usize) {
         let mut state = self.state.lock();
-        if state.gradients[index] == Gradient::Lent {
+        if state.gradients[index] == Gradient::InView {
             state.gradients[index] = Gradient::Awaited;
         }
     }
 
-    /// Notes that a gradient is ready, or that there is none. With `was_lent`, the call comes from
-    /// the view that the gradient was lent to.
-    pub(super) fn mark(&self, index: usize, gradient: Gradient, was_lent: bool) -> Result<()> {
+    /// Notes that a gradient is ready, or that there is none. With `was_in_view`, the call comes from
+    /// the view of the gradient.
+    pub(super) fn mark(&self, index: usize, gradient: Gradient, was_in_view: bool) -> Result<()> {
         let parameter = self.parameter(index)?;
         let (mut state, syncs) = self.within(if gradient == Gradient::Ready { "ready" } else { "unused" })?;
         match state.gradients[index] {
             Gradient::Awaited => {}
-            Gradient::Lent if was_lent => {}
-            Gradient::Lent => return Err(ReducerError::Lent { name: parameter.name.clone() }.into()),
+            Gradient::InView if was_in_view => {}
+            Gradient::InView => return Err(ReducerError::InView { name: parameter.name.clone() }.into()),
             Gradient::Ready | Gradient::Unused => return Err(self.came_twice(&state, index)),
         }
         state.mark(index, gradient)?;
@@ -186,12 +186,12 @@ impl Core {
     /// Ends a step, and waits until all buckets are reduced, if the step is reduced.
     pub(super) fn close(&self) -> Result<()> {
         let (mut state, syncs) = self.within("finish")?;
-        let is_missing = |gradient: &Gradient| matches!(gradient, Gradient::Awaited | Gradient::Lent);
+        let is_missing = |gradient: &Gradient| matches!(gradient, Gradient::Awaited | Gradient::InView);
         let missing: Vec<usize> = (0..self.parameters.len()).filter(|&index| is_missing(&state.gradients[index])).collect();
         let is_first = self.unused == Unused::Static && state.idle.is_none();
         let may_miss = self.unused == Unused::Find || is_first;
         if let Some(&first) = missing.first()
-            && (!may_miss || missing.iter().any(|&index| state.gradients[index] == Gradient::Lent))
+            && (!may_miss || missing.iter().any(|&index| state.gradients[index] == Gradient::InView))
         {
             let problem = ReducerError::NotReady { name: self.parameters[first].name.clone(), others: missing.len() - 1 };
             return Err(self.fail_with(&mut state, problem.into()));

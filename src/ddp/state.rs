@@ -28,8 +28,8 @@ pub(super) enum Phase {
 pub(super) enum Gradient {
     /// Not written yet.
     Awaited,
-    /// Lent to a view, which writes it.
-    Lent,
+    /// A view of it exists, which writes it.
+    InView,
     Ready,
     /// There is none: it counts as zeros.
     Unused,

@@ -51,14 +51,14 @@ pub struct Step<'r> {
 }
 
 impl Step<'_> {
-    /// Lends the memory of a parameter's gradient, to be written without a copy. [`View::ready`]
+    /// Opens a view of the memory of a parameter's gradient, to be written without a copy. [`View::ready`]
     /// makes the gradient ready.
     ///
     /// # Errors
     ///
     /// [`ReducerError::NoParameter`] if there is no such parameter, [`ReducerError::Elements`]
     /// if it has another element type, [`ReducerError::Place`] if it is on a device,
-    /// [`ReducerError::Lent`] if there is a view of its gradient, [`ReducerError::Twice`] if
+    /// [`ReducerError::InView`] if there is a view of its gradient, [`ReducerError::Twice`] if
     /// its gradient is ready.
     pub fn view<T: Element>(&self, parameter: usize) -> Result<View<'_, T>> {
         self.reducer.core.view(parameter)
@@ -93,7 +93,7 @@ impl Step<'_> {
     ///
     /// # Errors
     ///
-    /// [`ReducerError::NoParameter`] if there is no such parameter, [`ReducerError::Lent`] if there
+    /// [`ReducerError::NoParameter`] if there is no such parameter, [`ReducerError::InView`] if there
     /// is a view of its gradient, [`ReducerError::Twice`] if its gradient is ready, and the failure
     /// that ended the reducer.
     pub fn ready(&self, parameter: usize) -> Result<()> {

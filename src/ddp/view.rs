@@ -1,4 +1,4 @@
-//! A gradient that is lent to be written, and how a gradient that lies elsewhere gets to its place.
+//! A view of a gradient that is written, and how a gradient that lies elsewhere gets to its place.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::types::Element;
 /// What threads do in a step, through [`Step`](super::Step) or the C ABI.
 impl Core {
     pub(super) fn view<T: Element>(&self, index: usize) -> Result<View<'_, T>> {
-        let (buckets, accumulates) = self.lend(index, T::DTYPE, false)?;
+        let (buckets, accumulates) = self.open_view(index, T::DTYPE, false)?;
         let (address, len) = buckets.gradient(index);
         Ok(View { core: self, index, elements: address.cast(), count: len / size_of::<T>(), accumulates, _buckets: buckets })
     }
@@ -36,8 +36,8 @@ impl Core {
     ///
     /// `from` holds the parameter's elements until the stream has passed the copy.
     pub(super) unsafe fn put_on_device(&self, index: usize, from: Address) -> Result<()> {
-        let (buckets, adds) = self.lend(index, self.parameter(index)?.dtype, true)?;
-        // SAFETY: the gradient is lent to this call, and the caller promises the rest.
+        let (buckets, adds) = self.open_view(index, self.parameter(index)?.dtype, true)?;
+        // SAFETY: the gradient is in view of this call alone, and the caller promises the rest.
         let put = unsafe { buckets.put(&self.comm, &self.parameters[index].name, index, from, adds) };
         if put.is_err() {
             self.take_back(index);
@@ -67,7 +67,7 @@ impl Core {
 }
 
 /// The memory of a gradient, which the ranks of the host share, as a slice of elements. After it is
-/// dropped, the gradient can be lent again.
+/// dropped, the gradient can be viewed again.
 ///
 /// The initial content is undefined, unless the step [accumulates](super::Step::accumulates).
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl<T: Element> View<'_, T> {
     /// The failure that ended the reducer.
     pub fn ready(self) -> Result<()> {
         let (core, index) = (self.core, self.index);
-        // The gradient stays lent until then, and dropping the view finds it marked.
+        // The gradient stays in view until then, and dropping the view finds it marked.
         core.mark(index, Gradient::Ready, true)
     }
 }
@@ -103,7 +103,7 @@ impl<T: Element> Deref for View<'_, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the gradient's memory has `count` elements of this type and is lent to this view
+        // SAFETY: the gradient's memory has `count` elements of this type and belongs to this view
         // alone. Its bucket is not launched meanwhile, so no peer writes it.
         unsafe { std::slice::from_raw_parts(self.elements, self.count) }
     }

@@ -61,7 +61,7 @@ impl Worker {
             }
             // SAFETY: the bucket has been launched, so its gradients are ready and no view of them
             // exists. It belongs to this thread until the job ends. Peers write it only in
-            // collectives that it is lent to.
+            // collectives that use it.
             None => Elements::Host(unsafe { std::slice::from_raw_parts_mut(buckets.at(place), bytes) }),
         };
         let (members, parameters) = (&place.members[..], &self.core.parameters[..]);

@@ -23,7 +23,7 @@ pub(super) struct Outgoing {
     /// still receives.
     pub(super) ready: usize,
     /// Whether the peer may read the payload where it is.
-    pub(super) lends: bool,
+    pub(super) exposes: bool,
     /// Bytes sent so far, of header, payload and padding.
     pub(super) sent: usize,
 }

@@ -335,8 +335,8 @@ impl Engine {
         self.messages += 1;
         let header = frame.encode();
         // Collectives forward segments, for which a rank should not wait.
-        let lends = job.context.descriptor.op == Op::Send;
-        self.outbox.push(Outgoing { message: self.messages, job: active.number, to, header, payload, ready, lends, sent: 0 });
+        let exposes = job.context.descriptor.op == Op::Send;
+        self.outbox.push(Outgoing { message: self.messages, job: active.number, to, header, payload, ready, exposes, sent: 0 });
         active.forward = (ready < payload.len).then_some((to, self.messages));
     }
 

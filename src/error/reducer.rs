@@ -57,7 +57,7 @@ pub enum ReducerError {
     },
     /// A view of the gradient exists already.
     #[error("the gradient of {name} is being written already; drop its view first")]
-    Lent {
+    InView {
         /// The parameter.
         name: String,
     },

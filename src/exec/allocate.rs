@@ -56,9 +56,9 @@ impl Core {
         let deadline = Instant::now() + info.timeout;
         let made = (place == 0).then(|| host.create(ranks * part)).transpose();
         let mine = made.inspect_err(no_shared_memory).ok().flatten();
-        let lent = mine.as_ref().map_or(0, |region| host.lend(region));
+        let exported = mine.as_ref().map_or(0, |region| host.export(region));
         let shared = (|| {
-            let id = window.all_gather_words(&context, [lent.into(), 0, 0, 0, 0, 0])?[0][0];
+            let id = window.all_gather_words(&context, [exported.into(), 0, 0, 0, 0, 0])?[0][0];
             let found = match u32::try_from(id) {
                 Ok(0) | Err(_) => None,
                 Ok(_) if place == 0 => mine,
@@ -74,8 +74,8 @@ impl Core {
             let have = window.all_gather_words(&context, [found.is_some().into(), 0, 0, 0, 0, 0])?;
             Ok(found.filter(|_| have.iter().all(|notes| notes[0] != 0)))
         })();
-        if lent != 0 {
-            host.withdraw(lent);
+        if exported != 0 {
+            host.withdraw(exported);
         }
         // The descriptor stays open: without it, memory that a peer may write after a failure could
         // not be made private.

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::{HOME, HostGroup, Lender};
+use super::{HOME, HostGroup, RegionExchange};
 use crate::sys::{Process, Region};
 use crate::types::Rank;
 
@@ -16,8 +16,8 @@ struct Registry(Mutex<HashMap<(Rank, u32), Arc<Region>>>);
 
 struct Thread(Arc<Registry>, Rank);
 
-impl Lender for Thread {
-    fn lend(&self, id: u32, region: &Arc<Region>) {
+impl RegionExchange for Thread {
+    fn export(&self, id: u32, region: &Arc<Region>) {
         self.0.0.lock().insert((self.1, id), region.clone());
     }
 

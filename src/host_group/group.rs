@@ -10,7 +10,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::area::{AREA, Area, Offer, Slabs};
-use super::lender::Lender;
+use super::region_exchange::RegionExchange;
 use super::stage::{FIRST, HOME, Holder, KEPT, STAGE, Stage, Stages};
 use crate::sys::{Process, ProcessWatch, Region};
 use crate::types::Rank;
@@ -27,7 +27,7 @@ pub(crate) struct HostGroup {
     /// The first region, with [`HOME`] bytes for each member. It stays open, because stages extend
     /// it.
     home: Arc<Region>,
-    lender: Arc<dyn Lender>,
+    exchange: Arc<dyn RegionExchange>,
     /// Regions of other ranks, by owner and number.
     fetched: Mutex<HashMap<(Rank, u32), Arc<Region>>>,
     slabs: Mutex<Slabs>,
@@ -51,7 +51,7 @@ enum Watch {
 impl HostGroup {
     /// Makes the host group of `members`, which share `home`. This rank has reserved its part of
     /// it.
-    pub(crate) fn new(rank: Rank, members: Vec<Rank>, home: Arc<Region>, lender: Arc<dyn Lender>) -> HostGroup {
+    pub(crate) fn new(rank: Rank, members: Vec<Rank>, home: Arc<Region>, exchange: Arc<dyn RegionExchange>) -> HostGroup {
         assert!(home.len() >= members.len() * HOME);
         let index = members.iter().position(|&member| member == rank).expect("the rank is a member of its host group");
         let stages = Mutex::new(Stages::new(&home, index));
@@ -60,7 +60,7 @@ impl HostGroup {
             process: std::process::id(),
             members,
             home,
-            lender,
+            exchange,
             fetched: Mutex::default(),
             slabs: Mutex::default(),
             stages,
@@ -81,20 +81,20 @@ impl HostGroup {
     }
 
     /// Lets the other ranks of this host fetch a region; returns its number.
-    pub(crate) fn lend(&self, region: &Arc<Region>) -> u32 {
+    pub(crate) fn export(&self, region: &Arc<Region>) -> u32 {
         static LAST: AtomicU32 = AtomicU32::new(0);
         let id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-        self.lender.lend(id, region);
+        self.exchange.export(id, region);
         id
     }
 
     pub(crate) fn withdraw(&self, id: u32) {
-        self.lender.withdraw(id);
+        self.exchange.withdraw(id);
     }
 
     /// Maps a region of another rank for the caller alone.
     pub(crate) fn fetch_once(&self, owner: Rank, id: u32, deadline: Instant) -> io::Result<Arc<Region>> {
-        self.lender.fetch(owner, id, deadline)
+        self.exchange.fetch(owner, id, deadline)
     }
 
     /// Maps a region of another rank. It stays mapped as long as this host group lives.
@@ -102,14 +102,14 @@ impl HostGroup {
         if let Some(region) = self.fetched.lock().get(&(owner, id)) {
             return Ok(region.clone());
         }
-        let region = self.lender.fetch(owner, id, deadline)?;
+        let region = self.exchange.fetch(owner, id, deadline)?;
         // If two threads fetch the region at the same time, both get the mapping that is kept.
         Ok(self.fetched.lock().entry((owner, id)).or_insert(region).clone())
     }
 
     /// Returns whether the process of a rank is known to have ended.
     pub(crate) fn has_ended(&self, rank: Rank) -> bool {
-        self.lender.process(rank).is_some_and(|process| self.process_has_ended(process))
+        self.exchange.process(rank).is_some_and(|process| self.process_has_ended(process))
     }
 
     /// Returns whether a process of this host has ended. All communicators share one descriptor for
@@ -146,7 +146,7 @@ impl HostGroup {
         slabs.offer(ranks, |len| match Region::create_like(&self.home, len) {
             Ok(region) => {
                 let region = Arc::new(region);
-                Some((self.lend(&region), region))
+                Some((self.export(&region), region))
             }
             Err(error) => {
                 crate::log::warn!(%error, bytes = len, "cannot create shared memory for communicators");

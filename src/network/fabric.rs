@@ -7,14 +7,14 @@ use std::time::Instant;
 use super::Network;
 use super::control::NetworkControl;
 use super::host_setup::{Failed, HostConnections, HostSetup};
-use super::in_process::{ProcessControl, ProcessLender};
-use super::lender::NetworkLender;
+use super::in_process::{ProcessControl, ProcessRegions};
 use super::opener::NetworkOpener;
 use super::rails::kind_of_links;
+use super::region_exchange::NetworkRegions;
 use crate::config::Settings;
 use crate::failure::{CommStatus, ControlChannel, StatusBoard};
 use crate::host_group::area::{AREA, Area};
-use crate::host_group::{HOME, HostGroup, Lender, stage};
+use crate::host_group::{HOME, HostGroup, RegionExchange, stage};
 use crate::sys::Region;
 use crate::trace::{Recorder, Recording};
 use crate::transport::Opener;
@@ -239,9 +239,9 @@ impl Fabric {
         let room = if is_home { stage::room(neighbours.len()) } else { 0 };
         let Some(region) = self.shared_region(&neighbours, part, room, deadline)? else { return Ok(None) };
         if is_home {
-            let Some(lender) = self.lender() else { return Ok(None) };
+            let Some(exchange) = self.region_exchange() else { return Ok(None) };
             let members = neighbours.iter().map(|&rank| self.members[rank]).collect();
-            self.host = Some(Arc::new(HostGroup::new(self.members[self.rank], members, region.clone(), lender)));
+            self.host = Some(Arc::new(HostGroup::new(self.members[self.rank], members, region.clone(), exchange)));
         } else {
             // All ranks have reserved their parts and mapped those of the others.
             region.close();
@@ -284,10 +284,10 @@ impl Fabric {
     }
 
     /// Returns how regions pass between the ranks of a host; `None` for a rank without peers.
-    fn lender(&self) -> Option<Arc<dyn Lender>> {
+    fn region_exchange(&self) -> Option<Arc<dyn RegionExchange>> {
         match &self.backing {
-            Backing::Network(network) => Some(Arc::new(NetworkLender { network: network.clone() })),
-            Backing::Process(hub, _) => Some(Arc::new(ProcessLender { hub: hub.clone(), rank: self.members[self.rank] })),
+            Backing::Network(network) => Some(Arc::new(NetworkRegions { network: network.clone() })),
+            Backing::Process(hub, _) => Some(Arc::new(ProcessRegions { hub: hub.clone(), rank: self.members[self.rank] })),
             Backing::Nothing => None,
         }
     }

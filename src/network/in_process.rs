@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::Cause;
 use crate::failure::{ControlChannel, Query, QueryError, Reply, StatusBoard};
-use crate::host_group::Lender;
+use crate::host_group::RegionExchange;
 use crate::sys::{Process, Region};
 use crate::transport::memory::Hub;
 use crate::types::Rank;
@@ -30,16 +30,16 @@ impl ControlChannel for ProcessControl {
     }
 }
 
-/// Lends regions between threads.
-pub(super) struct ProcessLender {
+/// Exports regions between threads.
+pub(super) struct ProcessRegions {
     pub(super) hub: Arc<Hub>,
     /// This rank in the job.
     pub(super) rank: Rank,
 }
 
-impl Lender for ProcessLender {
-    fn lend(&self, id: u32, region: &Arc<Region>) {
-        self.hub.lend((self.rank, id), region.clone());
+impl RegionExchange for ProcessRegions {
+    fn export(&self, id: u32, region: &Arc<Region>) {
+        self.hub.export((self.rank, id), region.clone());
     }
 
     fn withdraw(&self, id: u32) {
@@ -47,7 +47,7 @@ impl Lender for ProcessLender {
     }
 
     fn fetch(&self, owner: Rank, id: u32, _: Instant) -> io::Result<Arc<Region>> {
-        self.hub.lent((owner, id)).ok_or_else(|| io::ErrorKind::NotFound.into())
+        self.hub.exported((owner, id)).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     fn process(&self, _: Rank) -> Option<Process> {

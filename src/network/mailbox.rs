@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::lent::LentRegions;
+use super::exported::ExportedRegions;
 use crate::error::Cause;
 use crate::failure::{Query, Reply, StatusBoard, wait_check};
 use crate::network::listener::handshake::{Hello, Purpose};
@@ -39,7 +39,7 @@ pub(crate) struct Mailbox {
     /// What to wake when a connection arrives for a communicator.
     wakers: Mutex<HashMap<u64, Arc<Waker>>>,
     /// What the other ranks of this host may map.
-    pub(super) lent: LentRegions,
+    pub(super) exported: ExportedRegions,
 }
 
 /// The communicators that have ended, and the order in which they did.
@@ -231,7 +231,7 @@ impl Handler for Dispatcher {
             return;
         }
         match hello.purpose {
-            Purpose::Region => self.mailbox.lent.hand_over(hello.comm_id, &stream),
+            Purpose::Region => self.mailbox.exported.hand_over(hello.comm_id, &stream),
             // If the peer sees its link close, it asks why.
             _ => self.mailbox.admit(hello, stream, |comm_id| self.board.has(comm_id, self.rank)),
         }

@@ -13,21 +13,20 @@
 //! | `address`, `topology` | the advertised address of this machine; where hosts are in the network |
 //! | `control` | sends queries to peers beside the operations |
 //! | `host_setup` | how the ranks of a host find out that they can share memory |
-//! | `lent`, `lender` | the regions of memory that other ranks may map; how they are fetched |
+//! | `exported`, `region_exchange` | the regions of memory that other ranks may map; how they are fetched |
 //! | `in_process` | the same for ranks that are threads of one process |
 //! | `offered`, `attachment` | what a process offers to `kolo top`, and the file that says so |
 
 pub(crate) mod address;
 pub(crate) mod attachment;
 mod control;
+mod exported;
 pub(crate) mod fabric;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
 pub(crate) mod host_setup;
 pub(crate) mod identity;
 mod in_process;
-mod lender;
-mod lent;
 pub(crate) mod listener;
 mod mailbox;
 mod offered;
@@ -35,6 +34,7 @@ mod opener;
 pub(crate) mod peer_info;
 mod process;
 mod rails;
+mod region_exchange;
 pub(crate) mod topology;
 
 pub(crate) use mailbox::{CHECK_INTERVAL, Dispatcher, Mailbox};

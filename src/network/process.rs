@@ -7,7 +7,7 @@ use std::time::Instant;
 use mio::{Events, Token};
 use parking_lot::Mutex;
 
-use super::lent::LentRegions;
+use super::exported::ExportedRegions;
 use super::mailbox::{CHECK_INTERVAL, Mailbox};
 use super::offered::Offered;
 use crate::config::{CongestionControl, Settings};
@@ -111,8 +111,8 @@ impl Network {
         drop(offered);
     }
 
-    pub(super) fn lent(&self) -> &LentRegions {
-        &self.mailbox.lent
+    pub(super) fn exported(&self) -> &ExportedRegions {
+        &self.mailbox.exported
     }
 
     /// Returns the process of a rank of the job, if this process can see it.

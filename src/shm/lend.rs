@@ -40,7 +40,7 @@ impl Drop for Borrowed<'_> {
 }
 
 impl Window {
-    /// Fetches a region that a rank of this host lends. Asks that rank for as long as `patience`,
+    /// Fetches a region that a rank of this host exports. Asks that rank for as long as `patience`,
     /// and at most until the operation's deadline, while it may still answer. The inner error says
     /// why this process cannot have the region.
     pub(crate) fn fetch(
@@ -84,7 +84,7 @@ impl Window {
     /// the words of every other.
     pub(super) fn words_of(&mut self, mine: Option<Loan>, all_see: bool) -> Words {
         let host = &self.host;
-        self.heap.notice(mine, all_see, |region| host.lend(region)).words()
+        self.heap.notice(mine, all_see, |region| host.export(region)).words()
     }
 
     /// What a rank has lent in a phase. `mine` is what this one has.

@@ -1,4 +1,4 @@
-//! Memory that a rank takes and gives back alone, without the others, and lends to them: the pool of
+//! Memory that a rank takes and gives back alone, without the others, and exports to them: the pool of
 //! one communicator.
 //!
 //! A pool consists of extents, each a region of memory that peers map when they are first told of

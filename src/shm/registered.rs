@@ -86,7 +86,7 @@ pub(crate) struct Heap {
     /// all ranks see the words of all, so the order is the same on all ranks. `None` if this process
     /// has not mapped the extent.
     extents: Vec<Option<Entry>>,
-    /// The numbers under which this rank lends its extents, in the order of the pool.
+    /// The numbers under which this rank exports its extents, in the order of the pool.
     announced: Vec<u32>,
     /// The extent that was announced last, until this rank adds it itself.
     announcing: Option<Arc<Region>>,
@@ -113,7 +113,7 @@ const EXTENT: u32 = 1 << 31;
 /// An extent that a rank announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Announced {
-    /// The number under which its owner lends it; not 0.
+    /// The number under which its owner exports it; not 0.
     pub(crate) id: u32,
     pub(crate) len: u64,
 }
@@ -298,14 +298,14 @@ impl Heap {
 /// Extents.
 impl Heap {
     /// What this rank says to its peers, with this loan. Announces an extent that is new, if all ranks
-    /// see the words of all. `lend` is how a region gets a number for peers to fetch it.
-    pub(crate) fn notice(&mut self, loan: Option<Loan>, all_see: bool, lend: impl FnOnce(&Arc<Region>) -> u32) -> Notice {
+    /// see the words of all. `export` is how a region gets a number for peers to fetch it.
+    pub(crate) fn notice(&mut self, loan: Option<Loan>, all_see: bool, export: impl FnOnce(&Arc<Region>) -> u32) -> Notice {
         let mut announced = None;
         if all_see
             && self.announced.len() < self.pool.count()
             && let Some(region) = self.pool.region(self.announced.len())
         {
-            let id = lend(&region);
+            let id = export(&region);
             self.announced.push(id);
             announced = Some(Announced { id, len: region.len() as u64 });
             self.announcing = Some(region);

@@ -21,7 +21,7 @@ mod helper;
 mod limits;
 mod new_file;
 #[cfg(all(feature = "cuda", any(not(target_os = "linux"), miri)))]
-mod no_lent_file;
+mod no_exported_file;
 mod poll;
 mod process;
 mod processor;
@@ -72,11 +72,11 @@ pub(crate) use helper::{Helper, by_deadline, resolve};
 pub use new_file::{Destination, write_file, write_file_or_device};
 pub(crate) use new_file::{make_folder, open_regular};
 #[cfg(all(feature = "cuda", any(not(target_os = "linux"), miri)))]
-pub(crate) use no_lent_file::{BorrowedFile, LentFile, can_lend_files};
+pub(crate) use no_exported_file::{ExportedFile, ImportedFile, can_export_files};
 #[cfg(all(test, target_os = "linux", not(miri), not(kolo_posix)))]
 pub(crate) use platform::resident_bytes;
 #[cfg(all(feature = "cuda", target_os = "linux", not(miri)))]
-pub(crate) use platform::{BorrowedFile, LentFile, can_lend_files};
+pub(crate) use platform::{ExportedFile, ImportedFile, can_export_files};
 pub(crate) use platform::{
     LocalListener, LocalStream, ProcessWatch, available_memory, boot_identity, hostname, is_no_process, is_stopped, port_holder,
     process_namespace, read_process, sleep_on, wake_all,

@@ -16,7 +16,7 @@ pub(crate) const ALIGN: usize = 16;
 
 /// One end of a stream of bytes to a peer, and of one from it.
 ///
-/// Except for [`Link::lend`], links keep no address of memory that is passed to them. The caller offers a stream's bytes in
+/// Except for [`Link::expose`], links keep no address of memory that is passed to them. The caller offers a stream's bytes in
 /// order: bytes that a call did not take come first in the next call.
 pub(crate) trait Link: Send {
     /// Sends bytes from the front of `parts`, laid end to end; returns how many. 0 means none now.
@@ -44,7 +44,7 @@ pub(crate) trait Link: Send {
     /// As for [`Link::send`]. And `memory` stays readable, and is not written, until the link has
     /// taken it or is dropped. Until then, the next call for this stream is this one with what is
     /// left of it, unless it returns `None`.
-    unsafe fn lend(&mut self, _before: RawSlice, _memory: RawSlice) -> Result<Option<usize>, Cause> {
+    unsafe fn expose(&mut self, _before: RawSlice, _memory: RawSlice) -> Result<Option<usize>, Cause> {
         Ok(None)
     }
 

@@ -23,8 +23,8 @@ pub(crate) struct Hub {
     /// Regions for which not all users have come, by name, with the number of users still to come.
     regions: Mutex<HashMap<Name, (Arc<Region>, usize)>>,
     wakers: Mutex<HashMap<(u64, Rank), Arc<Waker>>>,
-    /// Regions that ranks lend each other, by owner and number.
-    lent: Mutex<HashMap<(Rank, u32), Arc<Region>>>,
+    /// Regions that ranks export each other, by owner and number.
+    exported: Mutex<HashMap<(Rank, u32), Arc<Region>>>,
 }
 
 /// The comm id of a communicator, and the two ranks of a link in it. A pair with an impossible rank
@@ -33,7 +33,7 @@ type Name = (u64, [u64; 2]);
 
 impl Default for Hub {
     fn default() -> Hub {
-        Hub { capacity: CAPACITY, regions: Mutex::default(), wakers: Mutex::default(), lent: Mutex::default() }
+        Hub { capacity: CAPACITY, regions: Mutex::default(), wakers: Mutex::default(), exported: Mutex::default() }
     }
 }
 
@@ -56,16 +56,16 @@ impl Hub {
         region
     }
 
-    pub(crate) fn lend(&self, name: (Rank, u32), region: Arc<Region>) {
-        self.lent.lock().insert(name, region);
+    pub(crate) fn export(&self, name: (Rank, u32), region: Arc<Region>) {
+        self.exported.lock().insert(name, region);
     }
 
     pub(crate) fn withdraw(&self, name: (Rank, u32)) {
-        self.lent.lock().remove(&name);
+        self.exported.lock().remove(&name);
     }
 
-    pub(crate) fn lent(&self, name: (Rank, u32)) -> Option<Arc<Region>> {
-        self.lent.lock().get(&name).cloned()
+    pub(crate) fn exported(&self, name: (Rank, u32)) -> Option<Arc<Region>> {
+        self.exported.lock().get(&name).cloned()
     }
 
     fn wake(&self, comm_id: u64, rank: Rank) {

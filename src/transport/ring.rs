@@ -9,9 +9,9 @@
 //! other side writes its counter, and then reads the flag. All four accesses are sequentially
 //! consistent, so at least one side sees the other's write, and no wake is lost.
 //!
-//! # Loans
+//! # Exposed memory
 //!
-//! A producer may lend a stretch of the stream instead of copying it to the buffer: it writes the
+//! A producer may expose a stretch of the stream instead of copying it to the buffer: it writes the
 //! address, and the consumer has the system copy the bytes from the producer's memory. The
 //! consumer's `tail` passes over the stretch as it is read, and that is how the producer learns
 //! that the memory is its caller's again. Before a page is read, the producer has touched it: see
@@ -41,9 +41,9 @@ pub(super) const FOR_THE_LAST: usize = 64;
 pub(super) const PORTION: usize = 16 << 10;
 
 /// Fewer bytes are copied: a system call would take longer.
-const LEAST_LOAN: usize = 16 << 10;
+const LEAST_EXPOSED: usize = 16 << 10;
 
-/// Bytes of a loan whose pages the producer touches before it shows them to the consumer. It touches
+/// Bytes of exposed memory whose pages the producer touches before it shows them to the consumer. It touches
 /// the next ones while the consumer reads these.
 const TOUCHED: usize = 256 << 10;
 
@@ -68,14 +68,14 @@ struct Control {
     /// Set by a producer that writes no more.
     closed: AtomicU32,
     /// Written by the producer, `start` last.
-    loan: CachePadded<LoanWords>,
+    exposed: CachePadded<ExposedWords>,
     /// Written by the consumer.
     consumer: CachePadded<ConsumerWords>,
 }
 
 #[repr(C)]
-struct LoanWords {
-    /// The stream position of the newest loan, plus one; 0 if there was none.
+struct ExposedWords {
+    /// The stream position of what was exposed last, plus one; 0 if nothing was.
     start: AtomicU64,
     /// The address in the producer's process.
     address: AtomicU64,
@@ -123,18 +123,18 @@ pub(super) struct Producer {
     head: u64,
     /// The consumer's counter as last seen.
     tail: u64,
-    /// Bytes of the stream that were lent.
+    /// Bytes of the stream that were exposed.
     skipped: u64,
-    /// What is lent and has not been read, if anything is. It is the stretch from `head` on.
-    lent: Option<Lent>,
+    /// What is exposed and has not been read, if anything is. It is the stretch from `head` on.
+    exposed: Option<Exposed>,
     /// Whether the consumer may be able to read this process's memory.
-    lends: bool,
+    exposes: bool,
     /// How often the consumer did not wait for this memory, which would fit in the ring.
     asked: u32,
 }
 
-/// Memory that a producer has lent.
-struct Lent {
+/// Memory that a producer has exposed.
+struct Exposed {
     memory: RawSlice,
     /// How many of its bytes the consumer may read.
     ready: usize,
@@ -143,25 +143,25 @@ struct Lent {
 pub(super) struct Consumer {
     memory: RingMemory,
     tail: u64,
-    /// The producer's counter as last seen, or the end of what was read of a loan.
+    /// The producer's counter as last seen, or the end of what was read of exposed memory.
     head: u64,
-    /// Bytes of the stream that were lent.
+    /// Bytes of the stream that were exposed.
     skipped: u64,
-    /// Where the last loan started: until the producer has seen its end, its counter is still
+    /// Where what was exposed last started: until the producer has seen its end, its counter is still
     /// there.
-    loan_start: u64,
+    exposed_start: u64,
     /// Where it ends, and the address of what has not been read of it.
-    loan_end: u64,
-    loan_address: u64,
+    exposed_end: u64,
+    exposed_address: u64,
     waits: bool,
     refuses: bool,
 }
 
 /// Memory of the producer's process that is the next stretch of the stream.
-pub(super) struct Loan {
+pub(super) struct Readable {
     pub(super) address: u64,
     pub(super) len: usize,
-    /// Whether these are the last bytes of the loan.
+    /// Whether these are the last bytes that are exposed.
     pub(super) is_last: bool,
 }
 
@@ -176,16 +176,16 @@ pub(super) fn pair(region: Arc<Region>, side: usize) -> (Producer, Consumer) {
     let capacity = region.len() / 2 - size_of::<Control>();
     assert!(capacity > FOR_THE_LAST && capacity.is_multiple_of(128), "a region of {} bytes", region.len());
     let memory = |ring: usize| RingMemory { region: region.clone(), offset: ring * (size_of::<Control>() + capacity), capacity };
-    let producer = Producer { memory: memory(side), head: 0, tail: 0, skipped: 0, lent: None, lends: true, asked: 0 };
+    let producer = Producer { memory: memory(side), head: 0, tail: 0, skipped: 0, exposed: None, exposes: true, asked: 0 };
     let memory = memory(1 - side);
     let consumer = Consumer {
         memory,
         tail: 0,
         head: 0,
         skipped: 0,
-        loan_start: 0,
-        loan_end: 0,
-        loan_address: 0,
+        exposed_start: 0,
+        exposed_end: 0,
+        exposed_address: 0,
         waits: false,
         refuses: false,
     };
@@ -216,7 +216,7 @@ impl Producer {
     /// Takes the last bytes of the stream, at most [`FOR_THE_LAST`], for which there is always
     /// room. Returns whether to wake the consumer.
     pub(super) fn push_last(&mut self, part: RawSlice) -> Result<bool, Cause> {
-        debug_assert!(part.len <= FOR_THE_LAST && self.lent.is_none());
+        debug_assert!(part.len <= FOR_THE_LAST && self.exposed.is_none());
         self.push_up_to(&[part], 0).map(|(_, wake)| wake)
     }
 
@@ -260,18 +260,18 @@ impl Producer {
         claim(&control.consumer_sleeps)
     }
 
-    /// Lends the memory after `before` to the consumer, if that takes less time than copying it:
+    /// Exposes the memory after `before` to the consumer, if that takes less time than copying it:
     /// the consumer waits for it, or it does not fit in the ring. Returns how many bytes the stream
-    /// has taken of both, and whether to wake the consumer; `None` if it does not lend.
+    /// has taken of both, and whether to wake the consumer; `None` if it does not expose.
     ///
     /// The memory stays readable until the stream has taken it or the ring is closed.
-    pub(super) fn lend(&mut self, before: RawSlice, memory: RawSlice) -> Result<Option<(usize, bool)>, Cause> {
-        if self.lent.is_some() {
+    pub(super) fn expose(&mut self, before: RawSlice, memory: RawSlice) -> Result<Option<(usize, bool)>, Cause> {
+        if self.exposed.is_some() {
             return self.settle();
         }
         // Whole units, so that the stream stays aligned.
         let len = memory.len - memory.len % ALIGN;
-        if !self.lends || len < LEAST_LOAN {
+        if !self.exposes || len < LEAST_EXPOSED {
             return Ok(None);
         }
         let control = self.memory.control();
@@ -286,55 +286,55 @@ impl Producer {
         if taken < before.len {
             return Ok(Some((taken, wake)));
         }
-        let mut lent = Lent { memory: memory.take(len), ready: 0 };
-        lent.prepare();
+        let mut exposed = Exposed { memory: memory.take(len), ready: 0 };
+        exposed.prepare();
         let control = self.memory.control();
-        control.loan.address.store(memory.ptr.expose_provenance() as u64, Ordering::Relaxed);
-        control.loan.len.store(len as u64, Ordering::Relaxed);
-        control.loan.ready_to.store(self.head + lent.ready as u64, Ordering::Relaxed);
+        control.exposed.address.store(memory.ptr.expose_provenance() as u64, Ordering::Relaxed);
+        control.exposed.len.store(len as u64, Ordering::Relaxed);
+        control.exposed.ready_to.store(self.head + exposed.ready as u64, Ordering::Relaxed);
         // This releases the three. It is sequentially consistent because of the flag.
-        control.loan.start.store(self.head + 1, Ordering::SeqCst);
-        let wake = wake | claim(&control.consumer_sleeps) | lent.prepare_more(self.head, control);
-        self.lent = Some(lent);
+        control.exposed.start.store(self.head + 1, Ordering::SeqCst);
+        let wake = wake | claim(&control.consumer_sleeps) | exposed.prepare_more(self.head, control);
+        self.exposed = Some(exposed);
         Ok(Some((taken, wake)))
     }
 
-    /// Returns how many bytes more the consumer has read of what is lent; `None` if it refuses.
+    /// Returns how many bytes more the consumer has read of what is exposed; `None` if it refuses.
     pub(super) fn settle(&mut self) -> Result<Option<(usize, bool)>, Cause> {
-        let Some(lent) = &mut self.lent else { return Ok(None) };
+        let Some(exposed) = &mut self.exposed else { return Ok(None) };
         let control = self.memory.control();
         // Acquires the reads of the memory, which the caller may then change.
         let tail = control.tail.load(Ordering::Acquire);
-        if tail < self.tail || tail > self.head + lent.ready as u64 {
+        if tail < self.tail || tail > self.head + exposed.ready as u64 {
             return Err(Cause::Corrupt("a ring's tail is not within its bytes"));
         }
         self.tail = tail;
         if tail <= self.head {
             if control.consumer.refuses.load(Ordering::Acquire) == 0 {
-                return Ok(Some((0, lent.prepare_more(self.head, control))));
+                return Ok(Some((0, exposed.prepare_more(self.head, control))));
             }
-            (self.lent, self.lends) = (None, false);
+            (self.exposed, self.exposes) = (None, false);
             return Ok(None);
         }
         let read = tail - self.head;
         (self.head, self.skipped) = (tail, self.skipped + read);
-        *lent = Lent { memory: lent.memory.skip(read as usize), ready: lent.ready - read as usize };
-        let wake = lent.prepare_more(tail, control);
-        if lent.memory.len == 0 {
-            self.lent = None;
+        *exposed = Exposed { memory: exposed.memory.skip(read as usize), ready: exposed.ready - read as usize };
+        let wake = exposed.prepare_more(tail, control);
+        if exposed.memory.len == 0 {
+            self.exposed = None;
             control.head.store(tail, Ordering::Release);
         }
         Ok(Some((read as usize, wake)))
     }
 
-    /// Whether a stretch is lent.
-    pub(super) fn has_lent(&self) -> bool {
-        self.lent.is_some()
+    /// Whether a stretch is exposed.
+    pub(super) fn has_exposed(&self) -> bool {
+        self.exposed.is_some()
     }
 
-    /// Lends no more: the consumer cannot read this process's memory.
-    pub(super) fn never_lend(&mut self) {
-        self.lends = false;
+    /// Exposes no more: the consumer cannot read this process's memory.
+    pub(super) fn never_expose(&mut self) {
+        self.exposes = false;
     }
 
     fn room(&self) -> usize {
@@ -355,9 +355,9 @@ impl Producer {
     pub(super) fn arm(&mut self) -> bool {
         let control = self.memory.control();
         control.producer_sleeps.store(1, Ordering::SeqCst);
-        if let Some(lent) = &self.lent {
+        if let Some(exposed) = &self.exposed {
             let is_refused = control.consumer.refuses.load(Ordering::SeqCst) != 0;
-            return !is_refused && lent.ready == lent.memory.len && control.tail.load(Ordering::SeqCst) <= self.head;
+            return !is_refused && exposed.ready == exposed.memory.len && control.tail.load(Ordering::SeqCst) <= self.head;
         }
         // A corrupt counter is reported by the next push.
         self.look(Ordering::SeqCst).is_ok() && self.room() <= FOR_THE_LAST
@@ -370,16 +370,16 @@ impl Producer {
     /// Ends the stream.
     pub(super) fn close(&mut self) {
         self.memory.control().closed.store(1, Ordering::SeqCst);
-        // Before the memory that is lent changes. The consumer looks at the two in the other order.
+        // Before the memory that is exposed changes. The consumer looks at the two in the other order.
         fence(Ordering::SeqCst);
     }
 }
 
-impl Lent {
+impl Exposed {
     /// Touches the next pages.
     fn prepare(&mut self) {
         let next = self.memory.skip(self.ready).take(TOUCHED);
-        // SAFETY: whoever lent the memory vouches for it until it has been read.
+        // SAFETY: whoever exposed the memory vouches for it until it has been read.
         unsafe { next.fault_in() };
         self.ready += next.len;
     }
@@ -392,7 +392,7 @@ impl Lent {
         while self.ready < most {
             self.prepare();
             // It is sequentially consistent because of the flag.
-            control.loan.ready_to.store(head + self.ready as u64, Ordering::SeqCst);
+            control.exposed.ready_to.store(head + self.ready as u64, Ordering::SeqCst);
             wake |= claim(&control.consumer_sleeps);
         }
         wake
@@ -413,47 +413,47 @@ impl Consumer {
         Ok(self.memory.stretch(self.tail - self.skipped, len).as_const())
     }
 
-    /// Returns what may be read of a loan, if the next byte of the stream is lent.
-    pub(super) fn loan(&mut self) -> Option<Loan> {
-        if self.tail < self.loan_end {
-            return self.rest_of_loan();
+    /// Returns what may be read of exposed memory, if the next byte of the stream is exposed.
+    pub(super) fn readable(&mut self) -> Option<Readable> {
+        if self.tail < self.exposed_end {
+            return self.rest_readable();
         }
-        let loan = &self.memory.control().loan;
-        // Acquires the others. A loan that starts here has not been read, so the producer does
-        // not change them; those of any other loan may change while they are read.
-        if self.refuses || self.tail != self.head || loan.start.load(Ordering::SeqCst) != self.tail + 1 {
+        let exposed = &self.memory.control().exposed;
+        // Acquires the others. Memory that starts here has not been read, so the producer does
+        // not change them; those of any other may change while they are read.
+        if self.refuses || self.tail != self.head || exposed.start.load(Ordering::SeqCst) != self.tail + 1 {
             return None;
         }
-        self.loan_address = loan.address.load(Ordering::Relaxed);
-        let len = loan.len.load(Ordering::Relaxed);
-        self.loan_start = self.tail;
-        self.loan_end = self.tail.checked_add(len)?;
-        self.rest_of_loan()
+        self.exposed_address = exposed.address.load(Ordering::Relaxed);
+        let len = exposed.len.load(Ordering::Relaxed);
+        self.exposed_start = self.tail;
+        self.exposed_end = self.tail.checked_add(len)?;
+        self.rest_readable()
     }
 
-    /// Returns what may be read of the loan now.
-    fn rest_of_loan(&self) -> Option<Loan> {
-        let ready_to = self.memory.control().loan.ready_to.load(Ordering::SeqCst).min(self.loan_end);
+    /// Returns what may be read of the exposed memory now.
+    fn rest_readable(&self) -> Option<Readable> {
+        let ready_to = self.memory.control().exposed.ready_to.load(Ordering::SeqCst).min(self.exposed_end);
         let len = ready_to.checked_sub(self.tail).filter(|&len| len > 0)?;
-        Some(Loan { address: self.loan_address, len: len as usize, is_last: ready_to == self.loan_end })
+        Some(Readable { address: self.exposed_address, len: len as usize, is_last: ready_to == self.exposed_end })
     }
 
-    /// Notes that bytes of the loan have been read. Returns whether to wake the producer.
-    pub(super) fn read_of_loan(&mut self, count: usize) -> bool {
+    /// Notes that bytes of the exposed memory have been read. Returns whether to wake the producer.
+    pub(super) fn read_exposed(&mut self, count: usize) -> bool {
         if self.waits {
             self.waits = false;
             self.memory.control().consumer.waits.store(0, Ordering::Relaxed);
         }
-        self.loan_address = self.loan_address.wrapping_add(count as u64);
+        self.exposed_address = self.exposed_address.wrapping_add(count as u64);
         self.head += count as u64;
         self.skipped += count as u64;
         self.consume(count)
     }
 
-    /// Refuses the loan and all later ones. Returns whether to wake the producer, which copies now.
+    /// Refuses the exposed memory and all later. Returns whether to wake the producer, which copies now.
     pub(super) fn refuse(&mut self) -> bool {
         self.refuses = true;
-        self.loan_end = self.tail;
+        self.exposed_end = self.tail;
         let control = self.memory.control();
         control.consumer.refuses.store(1, Ordering::SeqCst);
         claim(&control.producer_sleeps)
@@ -472,7 +472,7 @@ impl Consumer {
     /// Reads the producer's counter, and acquires the bytes that it wrote.
     fn look(&mut self, order: Ordering) -> Result<(), Cause> {
         let head = self.memory.control().head.load(order);
-        if head < self.head && head == self.loan_start {
+        if head < self.head && head == self.exposed_start {
             return Ok(());
         }
         if head < self.head || head - self.tail > self.memory.capacity as u64 {
@@ -486,7 +486,7 @@ impl Consumer {
     pub(super) fn arm(&mut self) -> bool {
         self.memory.control().consumer_sleeps.store(1, Ordering::SeqCst);
         // All of these with the flag set.
-        self.loan().is_none() && !self.is_closed() && self.look(Ordering::SeqCst).is_ok() && self.head == self.tail
+        self.readable().is_none() && !self.is_closed() && self.look(Ordering::SeqCst).is_ok() && self.head == self.tail
     }
 
     pub(super) fn disarm(&mut self) {

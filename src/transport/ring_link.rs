@@ -14,7 +14,7 @@ use crate::sys::{self, Process, Region};
 use crate::trace::Traffic;
 use std::sync::atomic::{Ordering, fence};
 
-/// Bytes of a loan that are read before the producer is told. It sees them move within the time for
+/// Bytes of exposed memory that are read before the producer is told. It sees them move within the time for
 /// which it spins, so it does not sleep.
 const MOST_READ: usize = 256 << 10;
 
@@ -59,22 +59,22 @@ impl<W: PeerWaker> RingLink<W> {
     pub(super) fn new(region: Arc<Region>, side: usize, waker: W) -> RingLink<W> {
         let (mut producer, consumer) = ring::pair(region, side);
         if waker.process().is_none() {
-            producer.never_lend();
+            producer.never_expose();
         }
         RingLink { producer, consumer, waker, traffic: Arc::default() }
     }
 
-    /// Reads what comes next in the stream, if it is lent. Returns how many bytes.
+    /// Reads what comes next in the stream, if it is exposed. Returns how many bytes.
     ///
     /// # Safety
     ///
     /// `into` is writable until this returns, and no other thread accesses it.
     unsafe fn read_loan(&mut self, into: RawSliceMut) -> Result<usize, Cause> {
-        let (Some(loan), Some(process)) = (self.consumer.loan(), self.waker.process()) else { return Ok(0) };
-        let count = into.len.min(loan.len).min(MOST_READ);
+        let (Some(readable), Some(process)) = (self.consumer.readable(), self.waker.process()) else { return Ok(0) };
+        let count = into.len.min(readable.len).min(MOST_READ);
         // SAFETY: the caller vouches for `into`.
-        let read = unsafe { sys::read_process(process, loan.address, into.ptr, count) };
-        if count == loan.len && loan.is_last {
+        let read = unsafe { sys::read_process(process, readable.address, into.ptr, count) };
+        if count == readable.len && readable.is_last {
             // All of it was the message if the producer has not taken its memory back, and if the
             // process is the peer's: another one may have the id of a process that has ended.
             fence(Ordering::SeqCst);
@@ -84,7 +84,7 @@ impl<W: PeerWaker> RingLink<W> {
             }
         }
         let (count, wake) = match read {
-            Ok(()) => (count, self.consumer.read_of_loan(count)),
+            Ok(()) => (count, self.consumer.read_exposed(count)),
             Err(error) => {
                 crate::log::debug!(%error, "cannot read the memory of a peer, which copies its messages instead");
                 (0, self.consumer.refuse())
@@ -123,8 +123,8 @@ impl<W: PeerWaker> Link for RingLink<W> {
         Ok(true)
     }
 
-    unsafe fn lend(&mut self, before: RawSlice, memory: RawSlice) -> Result<Option<usize>, Cause> {
-        let Some((mut taken, wake)) = self.producer.lend(before, memory)? else { return Ok(None) };
+    unsafe fn expose(&mut self, before: RawSlice, memory: RawSlice) -> Result<Option<usize>, Cause> {
+        let Some((mut taken, wake)) = self.producer.expose(before, memory)? else { return Ok(None) };
         if wake {
             self.waker.wake();
         }
@@ -140,7 +140,7 @@ impl<W: PeerWaker> Link for RingLink<W> {
     }
 
     fn has_begun(&self) -> bool {
-        self.producer.has_lent()
+        self.producer.has_exposed()
     }
 
     unsafe fn send_last(&mut self, message: RawSlice) -> Result<usize, Cause> {
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
     use crate::transport::ALIGN;
 
-    /// A peer that reads all that is lent and ends, when it is asked whether it has ended.
+    /// A peer that reads all that is exposed and ends, when it is asked whether it has ended.
     struct EndsWhenAsked(RefCell<Option<Consumer>>);
 
     impl PeerWaker for EndsWhenAsked {
@@ -245,8 +245,8 @@ mod tests {
             let mut peer = self.0.take().expect("it is asked once");
             assert_eq!(peer.peek(ALIGN).unwrap().len, ALIGN);
             peer.consume(ALIGN);
-            let loan = peer.loan().expect("the message is lent");
-            peer.read_of_loan(loan.len);
+            let readable = peer.readable().expect("the message is exposed");
+            peer.read_exposed(readable.len);
             true
         }
 
@@ -267,8 +267,8 @@ mod tests {
         let mut link = RingLink::new(region, 0, EndsWhenAsked(RefCell::new(Some(peer))));
         let (header, memory) = (vec![1u8; ALIGN], vec![2u8; 1 << 20]);
         // SAFETY: both live until the end of the test.
-        let mut lend = |before: &[u8]| unsafe { link.lend(RawSlice::of(before), RawSlice::of(&memory)) };
-        assert_eq!(lend(&header), Ok(Some(ALIGN)));
-        assert_eq!(lend(&[]), Ok(Some(memory.len())));
+        let mut expose = |before: &[u8]| unsafe { link.expose(RawSlice::of(before), RawSlice::of(&memory)) };
+        assert_eq!(expose(&header), Ok(Some(ALIGN)));
+        assert_eq!(expose(&[]), Ok(Some(memory.len())));
     }
 }

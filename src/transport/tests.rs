@@ -102,14 +102,14 @@ fn converse(link: &mut dyn Link, send_seed: u64, receive_seed: u64, messages: u6
             }
             let rest = RawSlice::of(&out[offered..]);
             let cut = mix(offered as u64, sending) as usize % (rest.len + 1);
-            let lent = if mix(send_seed, sending) & 4 == 0 {
+            let exposed = if mix(send_seed, sending) & 4 == 0 {
                 // SAFETY: `out` stays as it is until the link has taken all of it.
-                unsafe { link.lend(rest.take(cut), rest.skip(cut)) }.unwrap()
+                unsafe { link.expose(rest.take(cut), rest.skip(cut)) }.unwrap()
             } else {
                 None
             };
             // SAFETY: `out` is borrowed for the call.
-            offered += lent.unwrap_or_else(|| unsafe { link.send(&[rest.take(cut), rest.skip(cut)]) }.unwrap());
+            offered += exposed.unwrap_or_else(|| unsafe { link.send(&[rest.take(cut), rest.skip(cut)]) }.unwrap());
             if offered == out.len() {
                 sent_bytes += out.len() as u64;
                 (sending, offered) = (sending + 1, 0);
@@ -130,7 +130,7 @@ fn converse(link: &mut dyn Link, send_seed: u64, receive_seed: u64, messages: u6
                 link.consume(used);
                 filled += used;
             } else {
-                // Also what is lent, of which nothing is in place.
+                // Also what is exposed, of which nothing is in place.
                 // SAFETY: `into` is borrowed for the call.
                 filled += unsafe { link.receive(RawSliceMut::of(&mut into[filled..])) }.unwrap();
             }
@@ -215,21 +215,21 @@ fn shm_links() {
     }
 }
 
-/// What a sender lends is its caller's again when its link is dropped.
+/// What a sender exposes is its caller's again when its link is dropped.
 #[test]
 #[cfg(all(target_os = "linux", not(miri), not(kolo_posix)))]
 fn a_loan_ends_with_its_link() {
     let [mut a, mut b] = shm_pair(Some(crate::sys::Process::own()));
     let (header, memory, mut into) = ([1u8; 16], vec![2u8; 1 << 20], vec![0u8; 1 << 20]);
-    let (before, lent) = (RawSlice::of(&header), RawSlice::of(&memory));
+    let (before, exposed) = (RawSlice::of(&header), RawSlice::of(&memory));
     // SAFETY: both live until the end of the test.
-    let mut lend = |before, rest| unsafe { a.lend(before, rest) }.unwrap();
-    assert_eq!(lend(before, lent), Some(16));
+    let mut expose = |before, rest| unsafe { a.expose(before, rest) }.unwrap();
+    assert_eq!(expose(before, exposed), Some(16));
     // SAFETY: `into` is borrowed for the calls.
     let mut receive = |len: usize| unsafe { b.receive(RawSliceMut::of(&mut into[..len])) };
     assert_eq!(receive(16), Ok(16));
     assert_eq!(receive(1000), Ok(1000));
-    assert_eq!(lend(before.take(0), lent), Some(1000));
+    assert_eq!(expose(before.take(0), exposed), Some(1000));
     assert!(a.has_begun());
     drop(a);
     let end = (0..2000).find_map(|_| receive(1000).err());
@@ -246,8 +246,8 @@ fn all_that_is_lent_is_in_memory() {
     let memory = vec![0u8; 512 << 20];
     assert_eq!(crate::sys::resident_bytes(RawSlice::of(&memory)), 0);
     // SAFETY: it lives until the end of the test.
-    let lent = unsafe { a.lend(RawSlice::EMPTY, RawSlice::of(&memory)) };
-    assert!(matches!(lent, Ok(Some(_))) && a.has_begun());
+    let exposed = unsafe { a.expose(RawSlice::EMPTY, RawSlice::of(&memory)) };
+    assert!(matches!(exposed, Ok(Some(_))) && a.has_begun());
     let resident = crate::sys::resident_bytes(RawSlice::of(&memory));
     // As much as the peer may read, and not the rest.
     assert!((1 << 20..memory.len()).contains(&resident), "{resident} bytes");

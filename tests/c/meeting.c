@@ -116,7 +116,7 @@ static void *one_rank(void *argument) {
   default: OK(kolo_comm_init_callbacks(&comm, world, &store, rank, NULL));
   }
   if (way == BY_CALLBACKS || way == BY_CALLBACKS_WITHOUT_CLAIM) {
-    /* The store was lent for the start only. */
+    /* The store was there for the start only. */
     kolo_comm_t larger;
     CHECK(kolo_comm_grow(comm, &larger) == KOLO_ERR_UNSUPPORTED && larger == NULL);
   }

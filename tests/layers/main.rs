@@ -273,7 +273,7 @@ const ON_GPUS: [(&str, &str); 6] = [
     ("ddp/mod.rs", "#[cfg_attr(not(feature=\"cuda\"),path=\"no_device.rs\")]modon_device;"),
     ("ddp/mod.rs", "#[cfg(feature=\"cuda\")]modon_stream;"),
     ("communicator/mod.rs", "#[cfg(feature=\"cuda\")]modstream;"),
-    ("sys/linux/mod.rs", "#[cfg(any(feature=\"cuda\",test))]modlent_file;"),
+    ("sys/linux/mod.rs", "#[cfg(any(feature=\"cuda\",test))]modexported_file;"),
 ];
 
 /// The compiler refuses what a build without the feature needs of these modules.

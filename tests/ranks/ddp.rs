@@ -320,8 +320,8 @@ fn wrong_calls_are_rejected_and_change_nothing() {
         assert_eq!(problem(step.put_strided(0, &[1.0f32; 9], &[3, 1]).unwrap_err()), length("the strides of p0", 1, 2));
         assert!(step.put_strided(0, &[1.0f32; 9], &[usize::MAX]).is_err());
         let view = step.view::<f32>(0).unwrap();
-        assert_eq!(problem(step.view::<f32>(0).unwrap_err()), ReducerError::Lent { name: "p0".into() });
-        assert_eq!(problem(step.ready(0).unwrap_err()), ReducerError::Lent { name: "p0".into() });
+        assert_eq!(problem(step.view::<f32>(0).unwrap_err()), ReducerError::InView { name: "p0".into() });
+        assert_eq!(problem(step.ready(0).unwrap_err()), ReducerError::InView { name: "p0".into() });
         drop(view);
         step.put(0, &[1.0f32; 4]).unwrap();
         assert_eq!(problem(step.put(0, &[1.0f32; 4]).unwrap_err()), ReducerError::Twice { name: "p0".into() });

@@ -23,8 +23,8 @@ const MAPPED: u64 = 1 << 59;
 /// One GPU, or several that share their memory, and all processes.
 pub(crate) struct FakeGpu {
     allocations: Mutex<BTreeMap<u64, Allocation>>,
-    /// The memory of mapped allocations that their owners lend, by their number.
-    lent: Mutex<HashMap<u64, (Arc<Physical>, DeviceId)>>,
+    /// The memory of mapped allocations that their owners export, by their number.
+    exported: Mutex<HashMap<u64, (Arc<Physical>, DeviceId)>>,
     next: AtomicU64,
     random: AtomicU64,
     /// By device. Held while a kernel runs. Never freed, so that a test can keep one.
@@ -82,7 +82,7 @@ impl Default for FakeGpu {
     fn default() -> FakeGpu {
         FakeGpu {
             allocations: Mutex::default(),
-            lent: Mutex::default(),
+            exported: Mutex::default(),
             next: AtomicU64::new(1),
             random: AtomicU64::new(1),
             slices: Mutex::default(),
@@ -181,7 +181,7 @@ impl FakeGpu {
     pub(super) fn map(&self, owner: &Reach, len: usize) -> Address {
         let (base, memory) = (self.reserve(owner, len), Physical::new(len));
         let id = self.add(owner, base, (memory.clone(), 0), len, Kind::Mapped);
-        self.lent.lock().insert(id, (memory, owner.device));
+        self.exported.lock().insert(id, (memory, owner.device));
         base
     }
 
@@ -218,7 +218,7 @@ impl FakeGpu {
     pub(super) fn free(&self, owner: &Reach, address: Address) {
         let Allocation { id, len, kind, .. } = self.allocations.lock().remove(&address).expect("the memory was allocated");
         if kind == Kind::Mapped {
-            self.lent.lock().remove(&id);
+            self.exported.lock().remove(&id);
             owner.ranges.lock().push((address, len));
         }
     }
@@ -260,8 +260,8 @@ impl FakeGpu {
                 reach.open(base, id).map(|()| base | IMPORTED)
             }
             Handle::File { ticket, size } => {
-                let lent = self.lent.lock().get(&number(ticket)).cloned();
-                let (memory, device) = lent.ok_or("its process does not hand it over")?;
+                let exported = self.exported.lock().get(&number(ticket)).cloned();
+                let (memory, device) = exported.ok_or("its process does not hand it over")?;
                 if memory.len as u64 != *size {
                     return Err("the allocation has another size");
                 }

@@ -18,14 +18,14 @@ use cudarc::driver::sys::{self as cu, CUresult};
 use super::{Gpu, has_call};
 use crate::cuda::device::{Address, Extent, Handle};
 use crate::error::{Error, Result};
-use crate::sys::{self, BorrowedFile, LentFile, Ticket, can_lend_files};
+use crate::sys::{self, ExportedFile, ImportedFile, Ticket, can_export_files};
 
 /// Memory that is mapped in this process.
 pub(super) struct Mapped {
     size: usize,
     id: u64,
     /// Of this process's own memory.
-    lent: Option<LentFile>,
+    exported: Option<ExportedFile>,
 }
 
 pub(super) type AllMapped = BTreeMap<Address, Mapped>;
@@ -92,7 +92,7 @@ impl Gpu {
             *HAS_CALLS
                 && has(CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED)
                 && has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)
-                && can_lend_files()
+                && can_export_files()
         })
     }
 
@@ -123,10 +123,10 @@ impl Gpu {
             self.within(DOING, || unsafe { cu::cuMemExportToShareableHandle((&raw mut file).cast(), handle, FILE, 0) })
         })?;
         // SAFETY: the descriptor is new, and nothing else has it.
-        let lent = unsafe { LentFile::new(file) }.map_err(Error::os("lending device memory to other processes"))?;
+        let exported = unsafe { ExportedFile::new(file) }.map_err(Error::os("exporting device memory to other processes"))?;
         let address = self.map(&physical, size, &self.all_that_reach_it())?;
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        self.mapped.lock().insert(address, Mapped { size, id, lent: Some(lent) });
+        self.mapped.lock().insert(address, Mapped { size, id, exported: Some(exported) });
         Ok(address)
     }
 
@@ -134,14 +134,14 @@ impl Gpu {
         const DOING: &str = "opening another process's memory";
         let refuse = |problem: String| Error::Device { device: self.name.clone(), doing: DOING, problem };
         let size = usize::try_from(size).map_err(|error| refuse(error.to_string()))?;
-        let file = BorrowedFile::fetch(ticket, Instant::now() + PATIENCE);
+        let file = ImportedFile::fetch(ticket, Instant::now() + PATIENCE);
         let file = file.map_err(|error| refuse(format!("its process does not hand it over: {error}")))?;
         let mut handle = 0;
         let number: *mut c_void = std::ptr::without_provenance_mut(file.number() as usize);
         // SAFETY: the descriptor is open. The driver refuses one of another kind.
         self.within(DOING, || unsafe { cu::cuMemImportFromShareableHandle(&mut handle, number, FILE) })?;
         let address = self.map(&Physical { gpu: self, handle }, size, &[self.ordinal])?;
-        self.mapped.lock().insert(address, Mapped { size, id: NEXT_ID.fetch_add(1, Ordering::Relaxed), lent: None });
+        self.mapped.lock().insert(address, Mapped { size, id: NEXT_ID.fetch_add(1, Ordering::Relaxed), exported: None });
         Ok(address)
     }
 
@@ -211,8 +211,8 @@ impl Gpu {
 
     pub(super) fn mapped_handle(&self, extent: &Extent) -> Option<Handle> {
         let mapped = self.mapped.lock();
-        let Mapped { size, id, lent } = mapped.get(&extent.base)?;
-        let ticket = lent.as_ref()?.ticket();
+        let Mapped { size, id, exported } = mapped.get(&extent.base)?;
+        let ticket = exported.as_ref()?.ticket();
         (*id == extent.id).then_some(Handle::File { ticket, size: *size as u64 })
     }
 }

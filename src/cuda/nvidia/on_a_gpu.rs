@@ -226,7 +226,7 @@ fn memory_for_peers_outlives_its_owner() {
     let opened = [0; 2].map(|_| gpu.import(&handle).unwrap());
     drop(memory);
     gpu.held().until_released();
-    assert!(gpu.import(&handle).is_err(), "the memory is no longer lent");
+    assert!(gpu.import(&handle).is_err(), "the memory is no longer exported");
     for address in opened {
         assert!(get(&gpu, &stream, address, len) == content);
         // SAFETY: the stream is done with it.

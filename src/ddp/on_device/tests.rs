@@ -61,19 +61,19 @@ struct Model<'a> {
     stream: StreamId,
     reducer: Reducer,
     /// Gradients that the stream may still read.
-    lent: Vec<Address>,
+    taken: Vec<Address>,
 }
 
 impl<'a> Model<'a> {
     fn new(device: &'a Arc<FakeDevice>, stream: StreamId, builder: ReducerBuilder, comm: &Communicator) -> Model<'a> {
-        Model { device, stream, reducer: builder.on_device(0, stream).build(comm).unwrap(), lent: Vec::new() }
+        Model { device, stream, reducer: builder.on_device(0, stream).build(comm).unwrap(), taken: Vec::new() }
     }
 
     /// Device memory that the stream fills.
     fn filled(&mut self, content: &[u8]) -> Address {
         let at = self.device.allocate(content.len().max(1)).unwrap();
         self.device.write(self.stream, at, content.to_vec());
-        self.lent.push(at);
+        self.taken.push(at);
         at
     }
 
@@ -113,7 +113,7 @@ impl Drop for Model<'_> {
         if !std::thread::panicking() {
             self.device.synchronise(self.stream);
             // SAFETY: the stream has passed all work that used them.
-            self.lent.drain(..).for_each(|at| unsafe { self.device.free(at) });
+            self.taken.drain(..).for_each(|at| unsafe { self.device.free(at) });
         }
     }
 }

@@ -99,7 +99,7 @@ impl Step<'_> {
     pub fn view_on_device<T: Element>(&self, parameter: usize) -> Result<DeviceGradientView<'_, T>> {
         let core = &*self.reducer.core;
         let stream = self.reducer.stream()?;
-        let (buckets, _) = core.lend(parameter, T::DTYPE, true)?;
+        let (buckets, _) = core.open_view(parameter, T::DTYPE, true)?;
         let at = At::new(&buckets, parameter, stream);
         Ok(DeviceGradientView { at, core, index: parameter, _buckets: buckets })
     }
@@ -169,7 +169,7 @@ pub struct DeviceGradientMut<'a, T: Element> {
 }
 
 /// The memory of a gradient on the reducer's device, to be written; see [`Step::view_on_device`].
-/// After it is dropped, the gradient can be lent again.
+/// After it is dropped, the gradient can be viewed again.
 pub struct DeviceGradientView<'s, T: Element> {
     at: At<T>,
     core: &'s Core,

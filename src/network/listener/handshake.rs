@@ -58,7 +58,7 @@ pub(crate) enum Purpose {
     Probe = 5,
     /// A rank sends one query about a communicator, which the listener answers.
     Query = 6,
-    /// A rank maps a region of memory that the listener's rank lends.
+    /// A rank maps a region of memory that the listener's rank exports.
     Region = 7,
     /// A process that is no rank, such as `kolo top`, asks what the listener's rank does.
     Observe = 8,

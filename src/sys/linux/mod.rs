@@ -1,10 +1,10 @@
 //! Linux: memfd, futex, descriptors over abstract Unix sockets, pidfd.
 
+#[cfg(any(feature = "cuda", test))]
+mod exported_file;
 #[cfg(not(kolo_posix))]
 mod futex;
 mod host;
-#[cfg(any(feature = "cuda", test))]
-mod lent_file;
 #[cfg(not(kolo_posix))]
 mod local_socket;
 #[cfg(not(kolo_posix))]
@@ -15,11 +15,11 @@ mod process;
 #[cfg(all(test, not(kolo_posix)))]
 mod tests;
 
+#[cfg(feature = "cuda")]
+pub(crate) use exported_file::{ExportedFile, ImportedFile, can_export_files};
 #[cfg(not(kolo_posix))]
 pub(crate) use futex::{sleep_on, wake_all};
 pub(crate) use host::{boot_identity, port_holder};
-#[cfg(feature = "cuda")]
-pub(crate) use lent_file::{BorrowedFile, LentFile, can_lend_files};
 #[cfg(not(kolo_posix))]
 pub(crate) use local_socket::LocalListener;
 #[cfg(not(kolo_posix))]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::process::Network;
-use crate::host_group::Lender;
+use crate::host_group::RegionExchange;
 use crate::network::listener::handshake::Purpose;
 use crate::network::listener::{self, DialError};
 use crate::sys::{Process, Region};
@@ -15,33 +15,33 @@ use crate::types::Rank;
 /// The pause before an attempt whose predecessor was cut short.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Lends regions between processes.
-pub(crate) struct NetworkLender {
+/// Exports regions between processes.
+pub(crate) struct NetworkRegions {
     pub(crate) network: Arc<Network>,
 }
 
-impl NetworkLender {
+impl NetworkRegions {
     fn fetch_once(&self, owner: Rank, id: u32, deadline: Instant) -> Result<Arc<Region>, DialError> {
         let (name, identity, hello) = self.network.local(Purpose::Region, id.into(), owner);
         let stream = listener::dial_local(name, identity, &hello, deadline)?;
-        let not_lent = |error: io::Error| match error.kind() {
+        let not_exported = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof => io::ErrorKind::NotFound.into(),
             _ => error,
         };
         let mut len = [0; 8];
-        stream.until(deadline).read_exact(&mut len).map_err(not_lent)?;
+        stream.until(deadline).read_exact(&mut len).map_err(not_exported)?;
         let len = usize::try_from(u64::from_le_bytes(len)).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
         Ok(Arc::new(Region::take_over(&stream, len, deadline)?))
     }
 }
 
-impl Lender for NetworkLender {
-    fn lend(&self, id: u32, region: &Arc<Region>) {
-        self.network.lent().insert(id, region.clone());
+impl RegionExchange for NetworkRegions {
+    fn export(&self, id: u32, region: &Arc<Region>) {
+        self.network.exported().insert(id, region.clone());
     }
 
     fn withdraw(&self, id: u32) {
-        self.network.lent().remove(id);
+        self.network.exported().remove(id);
     }
 
     fn fetch(&self, owner: Rank, id: u32, deadline: Instant) -> io::Result<Arc<Region>> {
@@ -51,7 +51,7 @@ impl Lender for NetworkLender {
                 Err(DialError::Connect(error)) => return Err(error),
                 Err(DialError::Io(error)) => error,
                 Err(DialError::Refused(refusal)) => {
-                    crate::log::warn!(?refusal, owner, "a rank of this host refuses to lend shared memory");
+                    crate::log::warn!(?refusal, owner, "a rank of this host refuses to hand over shared memory");
                     return Err(io::ErrorKind::PermissionDenied.into());
                 }
             };

@@ -1,4 +1,4 @@
-//! The shared-memory regions that this process lends to the other ranks of its host.
+//! The shared-memory regions that this process exports to the other ranks of its host.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -11,9 +11,9 @@ use crate::sys::Region;
 
 /// The regions that the other ranks of this host may map, by number.
 #[derive(Default)]
-pub(crate) struct LentRegions(Mutex<HashMap<u32, Arc<Region>>>);
+pub(crate) struct ExportedRegions(Mutex<HashMap<u32, Arc<Region>>>);
 
-impl LentRegions {
+impl ExportedRegions {
     pub(super) fn insert(&self, id: u32, region: Arc<Region>) {
         self.0.lock().insert(id, region);
     }
@@ -22,7 +22,7 @@ impl LentRegions {
         self.0.lock().remove(&id);
     }
 
-    /// Hands a region over: its length, then its descriptor. If the region is not lent, the peer
+    /// Hands a region over: its length, then its descriptor. If the region is not exported, the peer
     /// finds the connection closed.
     pub(super) fn hand_over(&self, id: u64, stream: &Stream) {
         let region = u32::try_from(id).ok().and_then(|id| self.0.lock().get(&id).cloned());

@@ -6,15 +6,15 @@ use std::time::Instant;
 
 use super::Ticket;
 
-pub(crate) struct LentFile(Infallible);
+pub(crate) struct ExportedFile(Infallible);
 
-pub(crate) struct BorrowedFile(Infallible);
+pub(crate) struct ImportedFile(Infallible);
 
-impl LentFile {
+impl ExportedFile {
     /// # Safety
     ///
     /// None is needed here.
-    pub(crate) unsafe fn new(_: i32) -> io::Result<LentFile> {
+    pub(crate) unsafe fn new(_: i32) -> io::Result<ExportedFile> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
@@ -23,8 +23,8 @@ impl LentFile {
     }
 }
 
-impl BorrowedFile {
-    pub(crate) fn fetch(_: &Ticket, _: Instant) -> io::Result<BorrowedFile> {
+impl ImportedFile {
+    pub(crate) fn fetch(_: &Ticket, _: Instant) -> io::Result<ImportedFile> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
@@ -33,6 +33,6 @@ impl BorrowedFile {
     }
 }
 
-pub(crate) fn can_lend_files() -> bool {
+pub(crate) fn can_export_files() -> bool {
     false
 }

@@ -28,8 +28,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Half of a ticket.
 type Half = [u8; 16];
 
-/// What this process lends.
-struct Lender {
+/// What this process exports.
+struct Exporter {
     /// Forks that led to this process: a child has none of its parent's threads.
     forks: u32,
     /// The first half of all tickets, from which the name of the socket follows.
@@ -38,16 +38,16 @@ struct Lender {
     files: Mutex<HashMap<Half, OwnedFd>>,
 }
 
-static LENDER: Mutex<Option<Arc<Lender>>> = Mutex::new(None);
+static EXPORTER: Mutex<Option<Arc<Exporter>>> = Mutex::new(None);
 
 /// A file that other processes can have until this is dropped. They keep what they have.
-pub(crate) struct LentFile {
-    lender: Arc<Lender>,
+pub(crate) struct ExportedFile {
+    exporter: Arc<Exporter>,
     token: Half,
 }
 
 /// A file that another process has handed over.
-pub(crate) struct BorrowedFile(OwnedFd);
+pub(crate) struct ImportedFile(OwnedFd);
 
 fn random() -> io::Result<Half> {
     let mut random = [0; 16];
@@ -60,18 +60,18 @@ fn address(name: &[u8]) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("kolo-file-{hex}"))
 }
 
-impl Lender {
-    fn of_this_process() -> io::Result<Arc<Lender>> {
+impl Exporter {
+    fn of_this_process() -> io::Result<Arc<Exporter>> {
         between_forks(|| {
-            let mut lender = LENDER.lock();
-            if let Some(lender) = lender.as_ref().filter(|lender| lender.forks == forks()) {
-                return Ok(lender.clone());
+            let mut exporter = EXPORTER.lock();
+            if let Some(exporter) = exporter.as_ref().filter(|exporter| exporter.forks == forks()) {
+                return Ok(exporter.clone());
             }
-            let new = Arc::new(Lender { forks: forks(), name: random()?, files: Mutex::default() });
+            let new = Arc::new(Exporter { forks: forks(), name: random()?, files: Mutex::default() });
             let listener = above_standard(|| UnixListener::bind_addr(&address(&new.name)?))?;
             let serving = new.clone();
             std::thread::Builder::new().name("kolo-files".to_owned()).spawn(move || serving.serve(&listener))?;
-            Ok(lender.insert(new).clone())
+            Ok(exporter.insert(new).clone())
         })
     }
 
@@ -79,7 +79,7 @@ impl Lender {
         loop {
             let handed = match above_standard(|| listener.accept()).map_err(naming("accept4")) {
                 Ok((stream, _)) => self.hand_over(stream),
-                Err(error) if is_refused(&error) => return crate::log::warn!(%error, "this process lends no device memory"),
+                Err(error) if is_refused(&error) => return crate::log::warn!(%error, "this process exports no device memory"),
                 Err(error) => {
                     std::thread::sleep(PAUSE);
                     Err(error)
@@ -104,44 +104,44 @@ impl Lender {
     }
 }
 
-impl LentFile {
-    /// Lends a file, and takes it over also if this fails.
+impl ExportedFile {
+    /// Exports a file, and takes it over also if this fails.
     ///
     /// # Safety
     ///
     /// `number` is an open file that nothing else closes.
-    pub(crate) unsafe fn new(number: i32) -> io::Result<LentFile> {
+    pub(crate) unsafe fn new(number: i32) -> io::Result<ExportedFile> {
         // SAFETY: the caller keeps the same contract.
         let file = unsafe { OwnedFd::from_raw_fd(number) };
         // A program that this process starts must not keep the memory.
         rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::CLOEXEC)?;
-        let (lender, token) = (Lender::of_this_process()?, random()?);
-        lender.files.lock().insert(token, file);
-        Ok(LentFile { lender, token })
+        let (exporter, token) = (Exporter::of_this_process()?, random()?);
+        exporter.files.lock().insert(token, file);
+        Ok(ExportedFile { exporter, token })
     }
 
     pub(crate) fn ticket(&self) -> Ticket {
         let mut ticket = Ticket::default();
-        ticket[..16].copy_from_slice(&self.lender.name);
+        ticket[..16].copy_from_slice(&self.exporter.name);
         ticket[16..].copy_from_slice(&self.token);
         ticket
     }
 }
 
-impl Drop for LentFile {
+impl Drop for ExportedFile {
     fn drop(&mut self) {
         // A forked child drops only its own.
-        if self.lender.forks == forks() {
-            self.lender.files.lock().remove(&self.token);
+        if self.exporter.forks == forks() {
+            self.exporter.files.lock().remove(&self.token);
         }
     }
 }
 
-impl BorrowedFile {
+impl ImportedFile {
     /// Has another process of this user hand over a file. Fails with `NotFound` if that process no
-    /// longer lends it, with `ConnectionRefused` if the process has ended, and with `TimedOut` at the
+    /// longer exports it, with `ConnectionRefused` if the process has ended, and with `TimedOut` at the
     /// deadline, also if a forked child of that process still has its socket.
-    pub(crate) fn fetch(ticket: &Ticket, deadline: Instant) -> io::Result<BorrowedFile> {
+    pub(crate) fn fetch(ticket: &Ticket, deadline: Instant) -> io::Result<ImportedFile> {
         let (name, token) = ticket.split_at(16);
         let stream = connect_to(&address(name)?, deadline, |error| error.kind() == io::ErrorKind::WouldBlock)?;
         if !stream.is_of_this_user() {
@@ -152,7 +152,7 @@ impl BorrowedFile {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => io::ErrorKind::NotFound.into(),
             _ => error,
         })?;
-        file.map(BorrowedFile).ok_or_else(|| io::Error::other("no file came; this process may have no descriptor left"))
+        file.map(ImportedFile).ok_or_else(|| io::Error::other("no file came; this process may have no descriptor left"))
     }
 
     pub(crate) fn number(&self) -> i32 {
@@ -161,14 +161,14 @@ impl BorrowedFile {
 }
 
 /// Whether processes of this user can hand files over here, found out by a file that this process
-/// lends itself. May take a second at its first call.
-pub(crate) fn can_lend_files() -> bool {
+/// exports itself. May take a second at its first call.
+pub(crate) fn can_export_files() -> bool {
     static CAN: LazyLock<bool> = LazyLock::new(|| {
         let tried = (|| {
             let file = above_standard(|| std::fs::File::open("/dev/null"))?;
             // SAFETY: the file is open, and nothing else has its descriptor.
-            let lent = unsafe { LentFile::new(std::os::fd::IntoRawFd::into_raw_fd(file))? };
-            BorrowedFile::fetch(&lent.ticket(), Instant::now() + Duration::from_secs(1))
+            let exported = unsafe { ExportedFile::new(std::os::fd::IntoRawFd::into_raw_fd(file))? };
+            ImportedFile::fetch(&exported.ticket(), Instant::now() + Duration::from_secs(1))
         })();
         tried.inspect_err(|error| crate::log::info!(%error, "processes of this machine cannot hand files over")).is_ok()
     });
@@ -186,19 +186,19 @@ mod tests {
     }
 
     /// A file with this content.
-    fn lent(content: &[u8]) -> LentFile {
+    fn exported(content: &[u8]) -> ExportedFile {
         let (reads, mut writes) = io::pipe().unwrap();
         writes.write_all(content).unwrap();
         // SAFETY: nothing else has the descriptor.
-        unsafe { LentFile::new(OwnedFd::from(reads).into_raw_fd()).unwrap() }
+        unsafe { ExportedFile::new(OwnedFd::from(reads).into_raw_fd()).unwrap() }
     }
 
     #[test]
     fn files_are_handed_over_to_those_with_a_ticket() {
-        assert!(can_lend_files());
-        let [one, other] = [b"one", b"two"].map(|content| lent(content));
+        assert!(can_export_files());
+        let [one, other] = [b"one", b"two"].map(|content| exported(content));
         for (file, content) in [(&other, "two"), (&one, "one")] {
-            let borrowed = BorrowedFile::fetch(&file.ticket(), soon()).unwrap();
+            let borrowed = ImportedFile::fetch(&file.ticket(), soon()).unwrap();
             assert!(borrowed.number() > 2);
             let mut read = String::new();
             std::fs::File::from(borrowed.0).read_to_string(&mut read).unwrap();
@@ -206,11 +206,11 @@ mod tests {
         }
         let mut forged = one.ticket();
         forged[31] ^= 1;
-        let error = BorrowedFile::fetch(&forged, soon()).err().unwrap();
+        let error = ImportedFile::fetch(&forged, soon()).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
         let ticket = one.ticket();
         drop(one);
-        let error = BorrowedFile::fetch(&ticket, soon()).err().unwrap();
+        let error = ImportedFile::fetch(&ticket, soon()).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 
@@ -221,20 +221,20 @@ mod tests {
     fn another_process_borrows_a_file() {
         if let Ok(hex) = std::env::var(TICKET) {
             let ticket = std::array::from_fn(|i| u8::from_str_radix(&hex[2 * i..][..2], 16).unwrap());
-            let borrowed = BorrowedFile::fetch(&ticket, soon()).unwrap();
+            let borrowed = ImportedFile::fetch(&ticket, soon()).unwrap();
             std::fs::File::from(borrowed.0).write_all(b"from a child").unwrap();
             return;
         }
         let (mut reads, writes) = io::pipe().unwrap();
         // SAFETY: nothing else has the descriptor.
-        let lent = unsafe { LentFile::new(OwnedFd::from(writes).into_raw_fd()).unwrap() };
-        let hex: String = lent.ticket().iter().map(|byte| format!("{byte:02x}")).collect();
+        let exported = unsafe { ExportedFile::new(OwnedFd::from(writes).into_raw_fd()).unwrap() };
+        let hex: String = exported.ticket().iter().map(|byte| format!("{byte:02x}")).collect();
         let name = std::thread::current().name().unwrap().to_owned();
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         child.args([&name, "--exact", "--test-threads=1"]).env(TICKET, hex).stdout(std::process::Stdio::null());
         let status = child.status().unwrap();
         assert!(status.success());
-        drop(lent);
+        drop(exported);
         let mut read = String::new();
         reads.read_to_string(&mut read).unwrap();
         assert_eq!(read, "from a child");
@@ -242,22 +242,22 @@ mod tests {
 
     #[test]
     fn a_process_that_has_ended_or_is_silent_is_not_waited_for() {
-        let error = BorrowedFile::fetch(&[7; 32], soon()).err().unwrap();
+        let error = ImportedFile::fetch(&[7; 32], soon()).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
         // It listens, and does not answer.
         let _silent = UnixListener::bind_addr(&address(&[9; 16]).unwrap()).unwrap();
         let began = Instant::now();
-        let error = BorrowedFile::fetch(&[9; 32], began + Duration::from_millis(200)).err().unwrap();
+        let error = ImportedFile::fetch(&[9; 32], began + Duration::from_millis(200)).err().unwrap();
         assert!(error.kind() == io::ErrorKind::TimedOut && began.elapsed() < Duration::from_secs(5), "{error}");
     }
 
     /// A process that connects and says nothing holds the others up for a moment only.
     #[test]
     fn a_silent_borrower_does_not_keep_others_out() {
-        let file = lent(b"one");
+        let file = exported(b"one");
         let name = file.ticket();
         let silent: Vec<_> = (0..3).map(|_| UnixStream::connect_addr(&address(&name[..16]).unwrap()).unwrap()).collect();
-        BorrowedFile::fetch(&file.ticket(), soon()).unwrap();
+        ImportedFile::fetch(&file.ticket(), soon()).unwrap();
         drop(silent);
     }
 }
