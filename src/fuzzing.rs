@@ -7,7 +7,7 @@ use crate::network::listener::handshake;
 use crate::network::{fuzz as network, listener};
 use crate::observe;
 use crate::rendezvous::store::{file, tcp};
-use crate::rendezvous::{announcement, key_exchange, peer_table};
+use crate::rendezvous::{key_exchange, peer_table, run_info};
 use crate::shm::fuzz as flag_lines;
 use crate::types::Descriptor;
 
@@ -34,7 +34,7 @@ pub const TARGETS: [Target; 13] = [
     Target { name: "frame", feed: frame::fuzz, samples: || vec![frame::sample()] },
     Target { name: "descriptor", feed: descriptor, samples: || vec![frame::sample()[16..].to_vec()] },
     Target { name: "message", feed: message::fuzz, samples: message::samples },
-    Target { name: "announcement", feed: announcement::fuzz, samples: announcement::samples },
+    Target { name: "run_info", feed: run_info::fuzz, samples: run_info::samples },
     Target { name: "key_exchange", feed: key_exchange::fuzz, samples: key_exchange::samples },
     Target { name: "peer_info", feed: peer_table::fuzz, samples: peer_table::samples },
     Target { name: "snapshot", feed: observe::fuzz, samples: observe::samples },

@@ -297,9 +297,9 @@ impl Settings {
         shared.device_waits = named(env, "KOLO_DEVICE_WAITS")?.unwrap_or(shared.device_waits);
         shared.wire_dtype = named(env, "KOLO_WIRE_DTYPE")?.unwrap_or(shared.wire_dtype);
         shared.devices = match parse(env, "KOLO_DEVICES", DEVICES, devices)? {
-            Some(Devices::None) => false,
-            Some(Devices::Cuda) => true,
-            Some(Devices::Auto) | None => sys::may_have_devices(),
+            Some(DeviceChoice::None) => false,
+            Some(DeviceChoice::Cuda) => true,
+            Some(DeviceChoice::Auto) | None => sys::may_have_devices(),
         };
         settings.timeout = parse(env, "KOLO_TIMEOUT", DURATION, some_time)?.unwrap_or(settings.timeout);
         settings.start_timeout = start_timeout(env)?;
@@ -364,7 +364,7 @@ pub(crate) fn insecure(env: Env<'_>) -> Result<Option<bool>> {
 
 /// The devices whose memory may hold buffers.
 #[derive(Clone, Copy)]
-enum Devices {
+enum DeviceChoice {
     /// The devices that this machine seems to have.
     Auto,
     None,
@@ -373,11 +373,11 @@ enum Devices {
 
 const DEVICES: &str = "auto, none or cuda";
 
-fn devices(text: &str) -> Option<Devices> {
+fn devices(text: &str) -> Option<DeviceChoice> {
     Some(match text {
-        "auto" => Devices::Auto,
-        "none" => Devices::None,
-        "cuda" => Devices::Cuda,
+        "auto" => DeviceChoice::Auto,
+        "none" => DeviceChoice::None,
+        "cuda" => DeviceChoice::Cuda,
         _ => return None,
     })
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::layout::{BucketLayout, Layout};
-use super::on_device::{DeviceMemory, OnDevice};
+use super::on_device::{BucketDevice, DeviceMemory};
 use super::parameter::Parameter;
 use crate::buffer::Address;
 use crate::communicator::{Communicator, Registered};
@@ -65,7 +65,7 @@ impl Buckets {
     }
 
     /// Returns the device of a bucket that is on one.
-    pub(super) fn device_of(&self, place: &BucketLayout) -> Option<&Arc<OnDevice>> {
+    pub(super) fn device_of(&self, place: &BucketLayout) -> Option<&Arc<BucketDevice>> {
         self.device.as_ref().filter(|_| place.on_device).map(DeviceMemory::on)
     }
 

@@ -8,7 +8,7 @@ use super::builder::ReducerBuilder;
 use super::core::Core;
 use super::float::is_of_gradients;
 use super::layout::Layout;
-use super::on_device::{Chosen, DeviceMemory, OnDevice};
+use super::on_device::{BucketDevice, Chosen, DeviceMemory};
 use super::parameter::Parameter;
 use super::reducer::Reducer;
 use super::worker::Worker;
@@ -85,7 +85,7 @@ fn layouts(builder: &ReducerBuilder) -> (Layout, Layout) {
 }
 
 /// The device, if anything is on one, and what both layouts need of its memory.
-type Prepared = (Option<Arc<OnDevice>>, [Option<DeviceMemory>; 2]);
+type Prepared = (Option<Arc<BucketDevice>>, [Option<DeviceMemory>; 2]);
 
 /// Prepares each rank's device, if a parameter or buffer is on one. A collective call in that case.
 fn prepare(comm: &Communicator, builder: &ReducerBuilder, layouts: [&Layout; 2]) -> Result<Prepared> {
@@ -108,7 +108,7 @@ fn prepare_device(
         let expected = "in host memory, or a device given to the reducer's builder (with the feature `cuda`)";
         return Err(Error::setting(&first.name, "on a device".to_owned(), expected));
     };
-    let on = Arc::new(OnDevice::new(comm, chosen, dtypes)?);
+    let on = Arc::new(BucketDevice::new(comm, chosen, dtypes)?);
     let [buckets, staging] = layouts.map(|layout| DeviceMemory::allocate(Some(&on), layout));
     Ok((Some(on), [buckets?, staging?]))
 }

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 
 use super::float::Float;
 use super::hook::{Bucket, Elements, Hook};
-use super::on_device::Scratch;
+use super::on_device::ConversionBuffer;
 use crate::communicator::{Communicator, Registered};
 use crate::error::Result;
 use crate::types::{DType, Element, ReduceOp};
@@ -24,19 +24,19 @@ pub struct Compress {
     /// The compressed bucket. It grows to the largest so far.
     scratch: Option<Registered<u16>>,
     /// The same on the device, and its length in elements.
-    on_device: Scratch,
+    on_device: ConversionBuffer,
 }
 
 impl Compress {
     /// Compresses to IEEE half precision, with 11 significant bits.
     pub fn f16() -> Compress {
-        Compress { to: DType::F16, scratch: None, on_device: Scratch::default() }
+        Compress { to: DType::F16, scratch: None, on_device: ConversionBuffer::default() }
     }
 
     /// Compresses to bfloat16, the upper half of an `f32`: 8 significant bits, and the range of
     /// `f32`.
     pub fn bf16() -> Compress {
-        Compress { to: DType::BF16, scratch: None, on_device: Scratch::default() }
+        Compress { to: DType::BF16, scratch: None, on_device: ConversionBuffer::default() }
     }
 
     fn all_reduce<T: Float>(&mut self, values: &mut [T], comm: &Communicator) -> Result<()> {

@@ -6,7 +6,7 @@ use super::buckets::Buckets;
 use super::float::is_of_gradients;
 use super::hook::with_float;
 use super::layout::BucketLayout;
-use super::on_device::OnDevice;
+use super::on_device::BucketDevice;
 use super::parameter::{Parameter, TensorMut};
 use crate::buffer::Address;
 use crate::communicator::Communicator;
@@ -150,7 +150,7 @@ fn broadcast(comm: &Communicator, dtype: DType, bytes: &mut [u8], root: Rank) ->
 /// As for [`exchange`].
 unsafe fn exchange_on_device(
     comm: &Communicator,
-    on: &OnDevice,
+    on: &BucketDevice,
     place: &BucketLayout,
     at: Address,
     tensors: Option<&[TensorMut<'_>]>,

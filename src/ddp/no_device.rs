@@ -24,17 +24,17 @@ impl Chosen {
     }
 }
 
-pub(super) struct OnDevice(Infallible);
+pub(super) struct BucketDevice(Infallible);
 
 pub(super) struct DeviceMemory(Infallible);
 
 pub(super) struct DeviceElements<'a>(Infallible, PhantomData<&'a mut [u8]>);
 
 #[derive(Default)]
-pub(super) struct Scratch(());
+pub(super) struct ConversionBuffer(());
 
-impl OnDevice {
-    pub(super) fn new(_: &Communicator, _: Chosen, _: impl IntoIterator<Item = DType>) -> Result<OnDevice> {
+impl BucketDevice {
+    pub(super) fn new(_: &Communicator, _: Chosen, _: impl IntoIterator<Item = DType>) -> Result<BucketDevice> {
         Err(no_devices("device memory"))
     }
 
@@ -52,7 +52,7 @@ impl OnDevice {
 }
 
 /// Without a value, none of these can be called.
-impl OnDevice {
+impl BucketDevice {
     pub(super) unsafe fn copy(&self, _: Address, _: Address, _: usize) -> Result<()> {
         match self.0 {}
     }
@@ -79,11 +79,11 @@ impl OnDevice {
 }
 
 impl DeviceMemory {
-    pub(super) fn allocate(_: Option<&Arc<OnDevice>>, _: &Layout) -> Result<Option<DeviceMemory>> {
+    pub(super) fn allocate(_: Option<&Arc<BucketDevice>>, _: &Layout) -> Result<Option<DeviceMemory>> {
         Ok(None)
     }
 
-    pub(super) fn on(&self) -> &Arc<OnDevice> {
+    pub(super) fn on(&self) -> &Arc<BucketDevice> {
         match self.0 {}
     }
 
@@ -109,7 +109,7 @@ impl<'a> DeviceElements<'a> {
     ///
     /// There is no device that it could be called with.
     pub(super) unsafe fn new(
-        on: &'a OnDevice,
+        on: &'a BucketDevice,
         _: &'a Communicator,
         _: (Address, usize),
         _: &'a mut Option<Registered<u8>>,
@@ -145,7 +145,7 @@ impl<'a> DeviceElements<'a> {
         match self.0 {}
     }
 
-    pub(super) fn sum_as(&self, _: &Communicator, _: (DType, DType), _: &mut Scratch, _: f64) -> Result<()> {
+    pub(super) fn sum_as(&self, _: &Communicator, _: (DType, DType), _: &mut ConversionBuffer, _: f64) -> Result<()> {
         match self.0 {}
     }
 }

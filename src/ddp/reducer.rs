@@ -10,7 +10,7 @@ use super::core::Core;
 use super::exchange::{Exchange, check, exchange};
 use super::intent::Intent;
 use super::layout::Layout;
-use super::on_device::{DeviceMemory, OnDevice};
+use super::on_device::{BucketDevice, DeviceMemory};
 use super::parameter::{Parameter, TensorMut};
 use super::statistics::StepStatistics;
 use crate::buffer::Address;
@@ -26,7 +26,7 @@ pub struct Reducer {
     /// The memory in which buffers are exchanged.
     pub(super) staging: Buckets,
     /// The device, if anything is on one.
-    pub(super) on: Option<Arc<OnDevice>>,
+    pub(super) on: Option<Arc<BucketDevice>>,
     pub(super) bucket_bytes: [usize; 2],
     /// Whether the buckets are still to be rebuilt.
     pub(super) rebuilds: bool,

@@ -12,7 +12,7 @@ use crate::progress::state::DeviceMessage;
 use crate::trace::PathTaken;
 
 /// A message on its way from or to a device.
-struct Message {
+struct StagedMessage {
     call: Call,
     bound: Arc<DeviceCall>,
     /// Where it is on the host.
@@ -42,10 +42,10 @@ pub(super) fn begin_message(devices: &DeviceState, state: &CommState, call: &mut
         }
         _ => {}
     }
-    Ok(Some(Box::new(Message { call: whole, bound, memory })))
+    Ok(Some(Box::new(StagedMessage { call: whole, bound, memory })))
 }
 
-impl DeviceMessage for Message {
+impl DeviceMessage for StagedMessage {
     fn end(&self, state: &CommState) -> Result<()> {
         if let Some(Path::Copied { memory, recv: Some(_), lane, to, .. }) = self.bound.path() {
             // SAFETY: the memory is as long as the caller's buffer, which is still the operation's.

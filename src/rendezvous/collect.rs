@@ -10,10 +10,10 @@ use crate::config::SharedSettings;
 use crate::error::{Error, Result, StoreError};
 use crate::network::identity::{Identity, random, random_secret};
 use crate::network::peer_info::PeerInfo;
-use crate::rendezvous::announcement::{self, Announcement, Source};
 use crate::rendezvous::endpoint::Endpoint;
 use crate::rendezvous::key_exchange::{Exchange, KeyPair, KeyShare};
 use crate::rendezvous::peer_table::{OwnFailure, PeerTable, Refusal};
+use crate::rendezvous::run_info::{self, RunInfo, Source};
 use crate::rendezvous::signed::{SignedStore, in_run};
 use crate::rendezvous::start::Start;
 use crate::types::Rank;
@@ -21,17 +21,17 @@ use crate::types::Rank;
 /// Returns rank 0's endpoint, the identity of the run, and the table that it has published.
 pub(super) fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Endpoint, Identity, PeerTable)> {
     let keys = KeyPair::random();
-    let (announcement, identity) = new_run(start, &keys);
+    let (run_info, identity) = new_run(start, &keys);
     let endpoint = Endpoint::open(start, ip, &identity)?;
     let mine = endpoint.peer(start)?;
     let signed = SignedStore::new(start.store, &identity);
     let patience = start.left().max(POLL_INTERVAL);
-    start.at_store(start.store.set(announcement::NAME, &announcement.encode(), patience))?;
+    start.at_store(start.store.set(run_info::NAME, &run_info.encode(), patience))?;
     start.at_store(signed.claim(&peer_info_of(0), 0, &mine.encode(), patience))?;
 
     let mut peers: Vec<Option<PeerInfo>> = vec![None; start.world_size];
     peers[0] = Some(mine.clone());
-    let is_agreed = matches!(announcement.secret, Source::Agreed { .. });
+    let is_agreed = matches!(run_info.secret, Source::Agreed { .. });
     let has_secret = vec![!is_agreed; start.world_size];
     let mut collector = Collector { start, identity: &identity, keys, signed: &signed, mine: &mine, peers, has_secret };
     let table = loop {
@@ -52,8 +52,8 @@ pub(super) fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(
         if let Some(refusal) = collector.read_some(&missing)? {
             break PeerTable::Refused(refusal);
         }
-        let current = start.at_store(start.store.get(announcement::NAME, Duration::ZERO))?;
-        if let Some(other) = current.filter(|current| *current != announcement.encode()) {
+        let current = start.at_store(start.store.get(run_info::NAME, Duration::ZERO))?;
+        if let Some(other) = current.filter(|current| *current != run_info.encode()) {
             return Err(second_rank_0(start, &mine, &other)?);
         }
     };
@@ -65,21 +65,21 @@ pub(super) fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(
 }
 
 /// Chooses the number of a new run, and how its ranks learn the secret.
-fn new_run(start: &Start<'_>, keys: &KeyPair) -> (Announcement, Identity) {
+fn new_run(start: &Start<'_>, keys: &KeyPair) -> (RunInfo, Identity) {
     let run = random();
     let given = start.identity.secret();
     let secret = given.unwrap_or_else(random_secret);
     let identity = start.identity.clone().of_run(run, secret);
     match (given, start.store.is_private()) {
-        (Some(_), _) => (Announcement::of_given(announcement::NAME, start.store, &identity), identity),
-        (None, true) => (Announcement { run, secret: Source::Shared { secret } }, identity),
+        (Some(_), _) => (RunInfo::of_given(run_info::NAME, start.store, &identity), identity),
+        (None, true) => (RunInfo { run, secret: Source::Shared { secret } }, identity),
         (None, false) => {
             crate::log::warn!(
                 store = start.store.url(),
                 "no secret was given, so the ranks agree on one through the store; a process that can write to the store can join \
                  the job; give all ranks a secret (KOLO_SECRET_FILE) to keep it out"
             );
-            (Announcement { run, secret: Source::Agreed { public: keys.public } }, identity.agreed())
+            (RunInfo { run, secret: Source::Agreed { public: keys.public } }, identity.agreed())
         }
     }
 }
@@ -186,21 +186,18 @@ fn wait_for_readers(start: &Start<'_>, signed: &SignedStore<'_>, refusal: &Refus
     Ok(())
 }
 
-/// Returns the error for an announcement that another process has made while this one collected
+/// Returns the error for a run info that another process has made while this one collected
 /// peer infos.
 fn second_rank_0(start: &Start<'_>, mine: &PeerInfo, announced: &[u8]) -> Result<Error> {
-    let forged = || StoreError::Forged { key: announcement::NAME.to_owned() }.at(start.store.url());
-    let Some(announcement) = Announcement::decode(announced) else { return Ok(forged()) };
-    let secret = match announcement.secret {
+    let forged = || StoreError::Forged { key: run_info::NAME.to_owned() }.at(start.store.url());
+    let Some(run_info) = RunInfo::decode(announced) else { return Ok(forged()) };
+    let secret = match run_info.secret {
         Source::Given { .. } => start.identity.secret(),
         Source::Shared { secret } => Some(secret).filter(|_| !start.identity.has_secret()),
         Source::Agreed { .. } => None,
     };
-    let other = secret.map(|secret| start.identity.clone().of_run(announcement.run, secret));
-    if other
-        .as_ref()
-        .is_some_and(|other| start.identity.has_secret() && !announcement.is_of(announcement::NAME, start.store, other))
-    {
+    let other = secret.map(|secret| start.identity.clone().of_run(run_info.run, secret));
+    if other.as_ref().is_some_and(|other| start.identity.has_secret() && !run_info.is_of(run_info::NAME, start.store, other)) {
         return Ok(forged());
     }
     let peer = other.map(|other| SignedStore::new(start.store, &other).get(&peer_info_of(0), 0, POLL_INTERVAL));

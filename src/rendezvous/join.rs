@@ -16,10 +16,10 @@ use crate::network::identity::{Identity, MAC, Run};
 use crate::network::listener::handshake::{Hello, Purpose, Refusal};
 use crate::network::listener::{self, DialError};
 use crate::network::peer_info::PeerInfo;
-use crate::rendezvous::announcement::{self, Announcement, Source};
 use crate::rendezvous::endpoint::Endpoint;
 use crate::rendezvous::key_exchange::{Exchange, KeyShare};
 use crate::rendezvous::peer_table::{OwnFailure, PeerTable};
+use crate::rendezvous::run_info::{self, RunInfo, Source};
 use crate::rendezvous::signed::{SignedStore, in_run};
 use crate::rendezvous::start::Start;
 use crate::sys;
@@ -27,9 +27,9 @@ use crate::types::Rank;
 
 /// How far this rank has come in a run.
 enum JoinState {
-    /// There is no announcement.
+    /// There is no run info.
     Nothing,
-    /// The announcement cannot be trusted. It may be that of a former run; at the deadline, this is
+    /// The run info cannot be trusted. It may be that of a former run; at the deadline, this is
     /// the error.
     Untrusted(StoreError),
     /// The rank waits for rank 0 to send the secret.
@@ -92,7 +92,7 @@ pub(super) fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(End
             false if is_late => Duration::ZERO,
             false => POLL_INTERVAL,
         };
-        let current = match (start.store.get(announcement::NAME, patience), end.take()) {
+        let current = match (start.store.get(run_info::NAME, patience), end.take()) {
             // Another job has left this file. Rank 0 will replace it.
             (Err(problem @ StoreError::OtherJob { .. }), _) if !is_late => {
                 seen.other_job = Some(problem);
@@ -209,7 +209,7 @@ fn advance(start: &Start<'_>, ip: IpAddr, state: JoinState, seen: &mut Seen, is_
             };
             Advanced::Waits(JoinState::Listening { attempt, endpoint, identity, mine, conflict }, end)
         }
-        // The announcement has to change.
+        // The run info has to change.
         other => {
             std::thread::sleep(PAUSE);
             Advanced::Waits(other, None)
@@ -253,25 +253,25 @@ fn rank_0(signed: &SignedStore<'_>) -> Option<PeerInfo> {
 }
 
 /// Returns the error of a rank whose run has started without it: its rank 0 lives, and has removed
-/// the announcement. So another process has this rank.
+/// the run info. So another process has this rank.
 fn started_without(start: &Start<'_>, state: &JoinState, seen: &Seen) -> Option<Error> {
     let (JoinState::Listening { identity, .. } | JoinState::Missed(identity)) = state else { return None };
     let zero = seen.zero.as_ref().filter(|zero| answers(start, identity, zero, POLL_INTERVAL));
     zero.map(|_| Error::RankTaken { rank: start.rank, first: "another process".to_owned(), second: start.process() })
 }
 
-/// Enters the run of an announcement, without waiting for other ranks.
+/// Enters the run of a run info, without waiting for other ranks.
 fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8], seen: &mut Seen) -> Result<JoinState> {
-    let Some(announcement) = Announcement::decode(announced) else {
-        let what = format!("its value of {:?} is no announcement that this version of kolo knows", announcement::NAME);
+    let Some(run_info) = RunInfo::decode(announced) else {
+        let what = format!("its value of {:?} is no run info that this version of kolo knows", run_info::NAME);
         return Ok(JoinState::Untrusted(StoreError::Foreign(what)));
     };
-    let run = announcement.run;
-    match (announcement.secret, start.identity.secret()) {
+    let run = run_info.run;
+    match (run_info.secret, start.identity.secret()) {
         (Source::Given { .. }, Some(secret)) => {
             let identity = start.identity.clone().of_run(run, secret);
-            if !announcement.is_of(announcement::NAME, start.store, &identity) {
-                return Ok(JoinState::Untrusted(StoreError::Forged { key: announcement::NAME.to_owned() }));
+            if !run_info.is_of(run_info::NAME, start.store, &identity) {
+                return Ok(JoinState::Untrusted(StoreError::Forged { key: run_info::NAME.to_owned() }));
             }
             let Some(attempt) = Attempt::begin(start, run) else { return Ok(JoinState::Former) };
             announce_self(start, ip, attempt, identity, seen)
@@ -402,7 +402,7 @@ fn look_for_table(
     Ok(Found::End(end.map_or_else(|error| error, |refusal| refusal.error(&start.store.url()))))
 }
 
-/// Returns how long to wait for the table before looking for a new announcement. In a large job it
+/// Returns how long to wait for the table before looking for a new run info. In a large job it
 /// is longer, so that the ranks that wait do not keep the store busy: the store answers each of them
 /// twice in that time. It ends before the last look at the other ranks.
 fn table_patience(start: &Start<'_>) -> Duration {

@@ -1,6 +1,6 @@
 //! From a rank and a store to connected ranks.
 //!
-//! 1. Rank 0 chooses a random number for this run and announces it ([`announcement`]).
+//! 1. Rank 0 chooses a random number for this run and announces it ([`run_info`]).
 //! 2. Every rank learns the secret of the run. It was given the secret, finds it in a store that
 //!    only the ranks can read, or agrees on it with rank 0 ([`key_exchange`]). Until then the rank
 //!    listens nowhere, and trusts nothing that it reads.
@@ -18,10 +18,10 @@
 //!
 //! # Former runs
 //!
-//! A store may hold the values of a run that crashed. So every key but that of the announcement
-//! contains the number of the run. A rank that finds the announcement of a former run joins that
+//! A store may hold the values of a run that crashed. So every key but that of the run info
+//! contains the number of the run. A rank that finds the run info of a former run joins that
 //! run: it puts its peer info there and waits for a table that contains this very peer info. No
-//! table of a former run contains it. When the announcement changes, the rank closes its listener
+//! table of a former run contains it. When the run info changes, the rank closes its listener
 //! and starts over.
 //!
 //! # Files
@@ -40,7 +40,6 @@
 //! | `store_keys`, `timing` | the keys in the store, and how long to wait for a value |
 
 pub(crate) mod admission;
-pub(crate) mod announcement;
 mod attempt;
 mod collect;
 mod connect;
@@ -53,6 +52,7 @@ mod membership;
 mod observe;
 pub mod observer;
 pub(crate) mod peer_table;
+pub(crate) mod run_info;
 mod signed;
 mod start;
 pub(crate) mod store;

@@ -6,8 +6,8 @@ use super::store_keys::TABLE;
 use crate::error::{Result, StoreError};
 use crate::network::identity::Identity;
 use crate::network::peer_info::PeerInfo;
-use crate::rendezvous::announcement::{self, Announcement, Source};
 use crate::rendezvous::peer_table::PeerTable;
+use crate::rendezvous::run_info::{self, RunInfo, Source};
 use crate::rendezvous::signed::SignedStore;
 use crate::rendezvous::store::Store;
 
@@ -20,18 +20,18 @@ pub(crate) fn read_members(
 ) -> Result<Option<(Identity, Vec<PeerInfo>)>> {
     let at_store = |problem: StoreError| problem.at(store.url());
     let left = || deadline.saturating_duration_since(Instant::now());
-    let Some(announced) = store.get(announcement::NAME, left()).map_err(at_store)? else { return Ok(None) };
-    let foreign = || at_store(StoreError::Foreign(format!("its value of {:?} is no announcement", announcement::NAME)));
-    let announcement = Announcement::decode(&announced).ok_or_else(foreign)?;
-    let identity = match (announcement.secret, identity.secret()) {
+    let Some(announced) = store.get(run_info::NAME, left()).map_err(at_store)? else { return Ok(None) };
+    let foreign = || at_store(StoreError::Foreign(format!("its value of {:?} is no run info", run_info::NAME)));
+    let run_info = RunInfo::decode(&announced).ok_or_else(foreign)?;
+    let identity = match (run_info.secret, identity.secret()) {
         (Source::Given { .. }, Some(secret)) => {
-            let identity = identity.clone().of_run(announcement.run, secret);
-            if !announcement.is_of(announcement::NAME, store, &identity) {
-                return Err(at_store(StoreError::Forged { key: announcement::NAME.to_owned() }));
+            let identity = identity.clone().of_run(run_info.run, secret);
+            if !run_info.is_of(run_info::NAME, store, &identity) {
+                return Err(at_store(StoreError::Forged { key: run_info::NAME.to_owned() }));
             }
             identity
         }
-        (Source::Shared { secret }, None) => identity.clone().of_run(announcement.run, secret),
+        (Source::Shared { secret }, None) => identity.clone().of_run(run_info.run, secret),
         // Without the secret nothing in the store can be trusted, and no rank answers.
         _ => return Err(at_store(StoreError::Secret)),
     };

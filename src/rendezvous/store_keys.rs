@@ -1,4 +1,4 @@
-//! The keys of a run in the store, all but the announcement's.
+//! The keys of a run in the store, all but the run info's.
 
 use crate::types::Rank;
 

@@ -9,8 +9,8 @@ use super::timing::{GRACE, POLL_INTERVAL};
 use crate::config::Settings;
 use crate::error::{Error, Result, StoreError};
 use crate::network::identity::Identity;
-use crate::rendezvous::announcement::{self, Announcement};
 use crate::rendezvous::key_exchange::KeyShare;
+use crate::rendezvous::run_info::{self, RunInfo};
 use crate::rendezvous::signed::in_run;
 use crate::rendezvous::start::Start;
 use crate::rendezvous::store::{self, Store, StoreUrl};
@@ -173,8 +173,8 @@ impl Store for Disturbed {
         self.store.url()
     }
     fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<(), StoreError> {
-        if key == announcement::NAME {
-            let run = Announcement::decode(value).unwrap().run;
+        if key == run_info::NAME {
+            let run = RunInfo::decode(value).unwrap().run;
             let of_small_order = KeyShare { public: [0; 32], process: "a stranger".to_owned() }.encode();
             self.store.set(&in_run(&run, &key_share_of(1)), &of_small_order, timeout)?;
             self.store.set(&in_run(&run, &key_share_of(2)), b"garbage", timeout)?;
@@ -264,7 +264,7 @@ struct View<'a> {
     /// The store that is served after the first has closed.
     next: Option<&'a dyn Store>,
     is_private: bool,
-    reads_of_announcement: AtomicUsize,
+    reads_of_run_info: AtomicUsize,
     hides_secrets: bool,
     has_closed: AtomicBool,
     has_reconnected: AtomicBool,
@@ -277,7 +277,7 @@ impl<'a> View<'a> {
             store,
             next: None,
             is_private,
-            reads_of_announcement: 0.into(),
+            reads_of_run_info: 0.into(),
             hides_secrets: false,
             has_closed: no(),
             has_reconnected: no(),
@@ -292,10 +292,10 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Waits until a rank has read the announcement so often that it has waited longer than for a
+    /// Waits until a rank has read the run info so often that it has waited longer than for a
     /// process that has its rank, or until it has ended.
     fn is_read_by<T>(&self, rank: &std::thread::ScopedJoinHandle<'_, T>) {
-        while self.reads_of_announcement.load(Ordering::Relaxed) < 100 && !rank.is_finished() {
+        while self.reads_of_run_info.load(Ordering::Relaxed) < 100 && !rank.is_finished() {
             std::thread::yield_now();
         }
     }
@@ -312,7 +312,7 @@ impl Store for View<'_> {
         self.now()?.set(key, value, timeout)
     }
     fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
-        self.reads_of_announcement.fetch_add(usize::from(key == announcement::NAME), Ordering::Relaxed);
+        self.reads_of_run_info.fetch_add(usize::from(key == run_info::NAME), Ordering::Relaxed);
         if self.hides_secrets && key.contains("/secret/") {
             std::thread::sleep(timeout);
             return Ok(None);
@@ -343,7 +343,7 @@ fn a_rank_that_starts_again_is_not_a_second_process() {
         let store = View::new(&*store, is_private);
         let former = two_meet(&store);
         std::thread::scope(|scope| {
-            store.reads_of_announcement.store(0, Ordering::Relaxed);
+            store.reads_of_run_info.store(0, Ordering::Relaxed);
             let one = scope.spawn(|| gather_members(&store, 1, 2, late()).map(drop));
             store.is_read_by(&one);
             gather_members(&store, 0, 2, late()).map(drop).unwrap();
@@ -522,7 +522,7 @@ fn a_rank_makes_as_many_requests_in_a_large_job_as_in_a_small_one() {
         for &ranks in sizes {
             let began = Instant::now();
             let counts = counts_of_a_start(ranks, is_private, given);
-            // A rank that waits looks for another announcement from time to time.
+            // A rank that waits looks for another run info from time to time.
             let looks = 2 * began.elapsed().div_duration_f64(POLL_INTERVAL) as usize;
             let most = |what: usize| counts[1..].iter().map(|count| count[what]).max().unwrap();
             let all = |what: usize| counts.iter().map(|count| count[what]).sum::<usize>();

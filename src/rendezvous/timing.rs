@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How long to wait for one key before checking for a new announcement.
+/// How long to wait for one key before checking for a new run info.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
 /// How much later than rank 0 the others give up, so that they read its reason.

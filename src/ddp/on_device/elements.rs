@@ -1,6 +1,6 @@
 //! The elements of one bucket on a device, while a hook has them.
 
-use super::OnDevice;
+use super::BucketDevice;
 use crate::communicator::{Communicator, Registered};
 use crate::cuda::device::{Address, Memory, Scaling};
 use crate::error::Result;
@@ -9,7 +9,7 @@ use crate::types::{DType, ReduceOp};
 /// The elements of a bucket on a device, and their copy on the host if they were fetched. Only the hook
 /// uses the bucket, and its gradients are complete.
 pub(in crate::ddp) struct DeviceElements<'a> {
-    on: &'a OnDevice,
+    on: &'a BucketDevice,
     comm: &'a Communicator,
     at: Address,
     bytes: usize,
@@ -20,14 +20,14 @@ pub(in crate::ddp) struct DeviceElements<'a> {
 
 /// Memory of the device in which a hook has elements of another type, and how many.
 #[derive(Default)]
-pub(in crate::ddp) struct Scratch(Option<(Memory, usize)>);
+pub(in crate::ddp) struct ConversionBuffer(Option<(Memory, usize)>);
 
 impl<'a> DeviceElements<'a> {
     /// # Safety
     ///
     /// The device has as many bytes at the address, which nothing else uses as long as this lives.
     pub(in crate::ddp) unsafe fn new(
-        on: &'a OnDevice,
+        on: &'a BucketDevice,
         comm: &'a Communicator,
         (at, bytes): (Address, usize),
         scratch: &'a mut Option<Registered<u8>>,
@@ -101,7 +101,7 @@ impl<'a> DeviceElements<'a> {
         &self,
         comm: &Communicator,
         (dtype, short): (DType, DType),
-        scratch: &mut Scratch,
+        scratch: &mut ConversionBuffer,
         share: f64,
     ) -> Result<()> {
         let DeviceElements { on, at, bytes, .. } = *self;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::OnDevice;
+use super::BucketDevice;
 use crate::communicator::Communicator;
 use crate::cuda::device::{Address, Event, Memory};
 use crate::ddp::layout::Layout;
@@ -11,7 +11,7 @@ use crate::error::Result;
 
 /// The memory of the buckets of a layout that are on a device.
 pub(in crate::ddp) struct DeviceMemory {
-    on: Arc<OnDevice>,
+    on: Arc<BucketDevice>,
     memory: Option<Memory>,
     base: Address,
     /// For each bucket, the event that is done when its last ready gradient is complete.
@@ -22,7 +22,7 @@ pub(in crate::ddp) struct DeviceMemory {
 
 impl DeviceMemory {
     /// Allocates the device's part of a layout. Returns `None` if the layout has no bucket there.
-    pub(in crate::ddp) fn allocate(on: Option<&Arc<OnDevice>>, layout: &Layout) -> Result<Option<DeviceMemory>> {
+    pub(in crate::ddp) fn allocate(on: Option<&Arc<BucketDevice>>, layout: &Layout) -> Result<Option<DeviceMemory>> {
         let Some(on) = on.filter(|_| layout.buckets.iter().any(|place| place.on_device)) else { return Ok(None) };
         let memory = on.allocate(layout.device_bytes)?;
         let marks = layout.buckets.iter().map(|_| Event::new(&on.device)).collect::<Result<_>>()?;
@@ -30,7 +30,7 @@ impl DeviceMemory {
         Ok(Some(DeviceMemory { on: on.clone(), memory: Some(memory), base, marks, is_abandoned }))
     }
 
-    pub(in crate::ddp) fn on(&self) -> &Arc<OnDevice> {
+    pub(in crate::ddp) fn on(&self) -> &Arc<BucketDevice> {
         &self.on
     }
 

@@ -20,7 +20,7 @@ use crate::progress::Raw;
 use crate::reduce::{scale_to, scales};
 use crate::types::{DType, Op, Rank, ReduceOp};
 
-pub(super) use elements::{DeviceElements, Scratch};
+pub(super) use elements::{ConversionBuffer, DeviceElements};
 pub(super) use memory::DeviceMemory;
 
 /// The device of a reducer, and the caller's stream on it.
@@ -40,7 +40,7 @@ impl Chosen {
 }
 
 /// What a reducer does on its device.
-pub(super) struct OnDevice {
+pub(super) struct BucketDevice {
     device: Arc<dyn Device>,
     chosen: Chosen,
     /// The stream of the reducer's thread.
@@ -52,8 +52,8 @@ pub(super) struct OnDevice {
     has_kernels: bool,
 }
 
-impl OnDevice {
-    pub(super) fn new(comm: &Communicator, chosen: Chosen, dtypes: impl IntoIterator<Item = DType>) -> Result<OnDevice> {
+impl BucketDevice {
+    pub(super) fn new(comm: &Communicator, chosen: Chosen, dtypes: impl IntoIterator<Item = DType>) -> Result<BucketDevice> {
         let device = comm.exec.device(chosen.ordinal)?;
         // Prepares the kernels now, because that may wait for all work of the device.
         let prepared = dtypes.into_iter().filter(|&dtype| is_of_gradients(dtype)).try_for_each(|dtype| {
@@ -66,7 +66,7 @@ impl OnDevice {
                 crate::log::warn!(%error, "cannot prepare kernels: buckets are copied through the host, and gradients cannot be accumulated");
             })
             .is_ok();
-        Ok(OnDevice { own: Stream::new(&device)?, done: Mutex::new(Event::new(&device)?), device, chosen, has_kernels })
+        Ok(BucketDevice { own: Stream::new(&device)?, done: Mutex::new(Event::new(&device)?), device, chosen, has_kernels })
     }
 
     pub(super) fn allocate(&self, len: usize) -> Result<Memory> {
@@ -135,7 +135,7 @@ impl OnDevice {
 ///
 /// For all methods: the memory is on the device, has the given length, and stays until the stream
 /// has passed the work. Until then nothing else writes it, or reads what is written.
-impl OnDevice {
+impl BucketDevice {
     pub(super) unsafe fn copy(&self, from: Address, to: Address, len: usize) -> Result<()> {
         // SAFETY: as promised by the caller.
         if len > 0 { unsafe { self.device.copy(self.stream()?, from, to, len) } } else { Ok(()) }
@@ -171,14 +171,14 @@ impl OnDevice {
 }
 
 /// Work of the reducer's thread, or of a caller of the reducer while that thread has no job. These
-/// methods return when the work is done, except for [`scale`](OnDevice::scale).
+/// methods return when the work is done, except for [`scale`](BucketDevice::scale).
 ///
 /// # Safety
 ///
 /// For all methods: the memory is on the device, or on the host where the method says so, and has
 /// the given length. Earlier writes to it are complete, and nothing else uses it during the call.
 /// After an error, host memory may still be written.
-impl OnDevice {
+impl BucketDevice {
     /// Copies to host memory.
     pub(super) unsafe fn fetch(&self, comm: &Communicator, from: Address, to: *mut u8, len: usize) -> Result<()> {
         // SAFETY: as promised by the caller.
@@ -194,7 +194,7 @@ impl OnDevice {
     }
 
     /// Enqueues a scaling. Later calls find its result. It is done after a later one that returns when
-    /// its work is done, or after [`finish`](OnDevice::finish).
+    /// its work is done, or after [`finish`](BucketDevice::finish).
     pub(super) unsafe fn scale(&self, comm: &Communicator, scaling: &Scaling) -> Result<()> {
         // SAFETY: as promised by the caller.
         unsafe { self.scale_on(comm, self.own.id, scaling) }

@@ -8,15 +8,15 @@ use super::message::{Admission, CLOSED, admission_at, newcomer_at};
 use crate::error::{Error, Result, StoreError};
 use crate::network::address;
 use crate::network::identity::Identity;
-use crate::rendezvous::announcement::{self, Announcement, Source};
 use crate::rendezvous::endpoint::Endpoint;
 use crate::rendezvous::peer_table::OwnFailure;
+use crate::rendezvous::run_info::{self, RunInfo, Source};
 use crate::rendezvous::signed::SignedStore;
 use crate::rendezvous::start::Start;
 use crate::rendezvous::store::{Store, StoreUrl};
 use crate::types::Rank;
 
-/// How long to wait for one key before checking for a new announcement.
+/// How long to wait for one key before checking for a new run info.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
 /// The pause before a store that failed is opened again, and before a value is read again that has
@@ -35,7 +35,7 @@ pub(crate) struct Newcomer<'a> {
     deadline: Instant,
     store: Arc<dyn Store>,
     place: Option<StoreUrl>,
-    /// The announcement of the list that the process waits in.
+    /// The run info of the list that the process waits in.
     announced: Option<Vec<u8>>,
     waits: Option<Place>,
     /// What is known of the reason why no rank admits it.
@@ -111,7 +111,7 @@ impl<'a> Newcomer<'a> {
     /// Returns why the growth that admits this process has ended, if it has: rank 0 has announced
     /// another list since, or the job has ended.
     pub(crate) fn absence(&self, admitted: &Admitted, rank: Rank) -> Option<OwnFailure> {
-        let current = admitted.store.get(announcement::WAITING_LIST, Duration::ZERO).ok()?;
+        let current = admitted.store.get(run_info::WAITING_LIST, Duration::ZERO).ok()?;
         let why = if current != self.announced {
             "the growth has failed"
         } else if is_closed(&*admitted.store, &admitted.identity) {
@@ -130,7 +130,7 @@ impl<'a> Newcomer<'a> {
     fn look(&mut self) -> Result<Option<Admitted>, Problem> {
         let patience = POLL_INTERVAL.min(self.deadline.saturating_duration_since(Instant::now()));
         let has_place = self.waits.is_some();
-        let current = self.store.get(announcement::WAITING_LIST, if has_place { Duration::ZERO } else { patience })?;
+        let current = self.store.get(run_info::WAITING_LIST, if has_place { Duration::ZERO } else { patience })?;
         if let Some(current) = current.filter(|current| self.announced.as_ref() != Some(current)) {
             self.waits = None;
             self.waits = self.take_place(&current)?;
@@ -161,7 +161,7 @@ impl<'a> Newcomer<'a> {
         }
     }
 
-    /// Takes a place in the list of an announcement; `None` if the announcement cannot be trusted, or
+    /// Takes a place in the list of a run info; `None` if the run info cannot be trusted, or
     /// the list is closed.
     fn take_place(&mut self, announced: &[u8]) -> Result<Option<Place>, Problem> {
         let Some(identity) = self.learn(announced) else { return Ok(None) };
@@ -211,20 +211,20 @@ impl<'a> Newcomer<'a> {
         }
     }
 
-    /// Returns the identity of the list of an announcement; `None` if it cannot be trusted.
+    /// Returns the identity of the list of a run info; `None` if it cannot be trusted.
     fn learn(&mut self, announced: &[u8]) -> Option<Identity> {
         let given = self.job.given();
-        let Some(announcement) = Announcement::decode(announced) else {
+        let Some(run_info) = RunInfo::decode(announced) else {
             let what = "its waiting list is none that this version of kolo knows".to_owned();
             self.why = Some(StoreError::Foreign(what).at(self.store.url()));
             return None;
         };
-        let identity = |secret| given.clone().of_run(announcement.run, secret);
-        let learned = match (announcement.secret, given.secret()) {
+        let identity = |secret| given.clone().of_run(run_info.run, secret);
+        let learned = match (run_info.secret, given.secret()) {
             (Source::Given { .. }, Some(secret)) => {
                 let identity = identity(secret);
-                let is_of_job = announcement.is_of(announcement::WAITING_LIST, &*self.store, &identity);
-                is_of_job.then_some(identity).ok_or_else(|| StoreError::Forged { key: announcement::WAITING_LIST.to_owned() })
+                let is_of_job = run_info.is_of(run_info::WAITING_LIST, &*self.store, &identity);
+                is_of_job.then_some(identity).ok_or_else(|| StoreError::Forged { key: run_info::WAITING_LIST.to_owned() })
             }
             // Any process may have written a secret into another store.
             (Source::Shared { secret }, None) if self.store.is_private() => Ok(identity(secret)),

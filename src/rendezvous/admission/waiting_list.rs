@@ -11,8 +11,8 @@ use crate::network::identity::{Identity, random, random_secret};
 use crate::network::listener::handshake::{Hello, Purpose};
 use crate::network::listener::{self, DialError};
 use crate::network::peer_info::{self, PeerInfo};
-use crate::rendezvous::announcement::{self, Announcement, Source};
 use crate::rendezvous::peer_table::{OwnFailure, Refusal};
+use crate::rendezvous::run_info::{self, RunInfo, Source};
 use crate::rendezvous::signed::SignedStore;
 use crate::rendezvous::start::MOST_RANKS;
 use crate::rendezvous::store::{Store, StoreUrl};
@@ -125,16 +125,16 @@ impl WaitingList {
     ) -> Result<WaitingList> {
         let secret = identity.secret().unwrap_or_else(random_secret);
         let identity = identity.clone().of_run(random(), secret);
-        let announcement = match (is_given, store.is_private()) {
-            (true, _) => Announcement::of_given(announcement::WAITING_LIST, &*store, &identity),
-            (false, true) => Announcement { run: identity.run(), secret: Source::Shared { secret } },
+        let run_info = match (is_given, store.is_private()) {
+            (true, _) => RunInfo::of_given(run_info::WAITING_LIST, &*store, &identity),
+            (false, true) => RunInfo { run: identity.run(), secret: Source::Shared { secret } },
             (false, false) => {
                 let why = "the ranks were given no secret, and a newcomer cannot learn it from this store, which other processes \
                            can read; give all ranks and newcomers a secret (KOLO_SECRET_FILE), or use a file:// store";
                 return Err(Error::Unsupported { what: "growing", why: why.to_owned() });
             }
         };
-        let set = store.set(announcement::WAITING_LIST, &announcement.encode(), PATIENCE);
+        let set = store.set(run_info::WAITING_LIST, &run_info.encode(), PATIENCE);
         set.map_err(|problem| problem.at(store.url()))?;
         crate::log::info!(store = store.url(), "opened a waiting list for newcomers");
         Ok(WaitingList { store, place, identity, next: 0, silent: VecDeque::new(), opened: Instant::now() })

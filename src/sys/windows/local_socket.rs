@@ -23,7 +23,7 @@ use crate::sys::{Process, listen};
 
 /// What a listener leaves in memory: words that start as zeros.
 #[repr(C)]
-struct Announcement {
+struct ListenerPage {
     /// Written last; 0 until then.
     port: AtomicU64,
     /// What a connection to the listener begins with, in two words for each direction.
@@ -31,11 +31,11 @@ struct Announcement {
     of_listener: [AtomicU64; 2],
 }
 
-impl Announcement {
-    fn of(page: &NamedPage) -> &Announcement {
-        // SAFETY: a page has more bytes than an announcement, and starts as zeros, a valid one. It
+impl ListenerPage {
+    fn of(page: &NamedPage) -> &ListenerPage {
+        // SAFETY: a page has more bytes than this, and starts as zeros, a valid one. It
         // is accessed through atomics only.
-        unsafe { page.view.base().cast::<Announcement>().as_ref() }
+        unsafe { page.view.base().cast::<ListenerPage>().as_ref() }
     }
 }
 
@@ -88,14 +88,14 @@ impl LocalStream {
             io::ErrorKind::NotFound => io::ErrorKind::ConnectionRefused.into(),
             _ => error,
         })?;
-        let announcement = Announcement::of(&page);
-        let port = announcement.port.load(Ordering::Acquire) as u16;
+        let page_words = ListenerPage::of(&page);
+        let port = page_words.port.load(Ordering::Acquire) as u16;
         if port == 0 {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let left = deadline.saturating_duration_since(Instant::now()).max(PATIENCE);
         let socket = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), left)?;
-        LocalStream::begin(socket, key(&announcement.of_connector), key(&announcement.of_listener))
+        LocalStream::begin(socket, key(&page_words.of_connector), key(&page_words.of_listener))
     }
 
     /// Sends this end's greeting.
@@ -258,18 +258,18 @@ impl LocalListener {
         listener.set_nonblocking(true)?;
         let mut keys = [0; 32];
         getrandom::fill(&mut keys).map_err(|_| io::Error::other("the system has no random numbers"))?;
-        let announcement = Announcement::of(&page);
-        let words = announcement.of_connector.iter().chain(&announcement.of_listener);
+        let page_words = ListenerPage::of(&page);
+        let words = page_words.of_connector.iter().chain(&page_words.of_listener);
         for (word, bytes) in words.zip(keys.chunks_exact(8)) {
             word.store(u64::from_le_bytes(bytes.try_into().expect("a word has eight bytes")), Ordering::Relaxed);
         }
-        announcement.port.store(listener.local_addr()?.port().into(), Ordering::Release);
+        page_words.port.store(listener.local_addr()?.port().into(), Ordering::Release);
         Ok(LocalListener { listener: mio::net::TcpListener::from_std(listener), page })
     }
 
     #[cfg(test)]
     pub(super) fn port(&self) -> u16 {
-        Announcement::of(&self.page).port.load(Ordering::Acquire) as u16
+        ListenerPage::of(&self.page).port.load(Ordering::Acquire) as u16
     }
 
     /// Accepts the next connection; `WouldBlock` if there is none.
@@ -280,8 +280,8 @@ impl LocalListener {
             use std::os::windows::io::{FromRawSocket, IntoRawSocket};
             TcpStream::from_raw_socket(socket.into_raw_socket())
         };
-        let announcement = Announcement::of(&self.page);
-        LocalStream::begin(socket, key(&announcement.of_listener), key(&announcement.of_connector))
+        let page_words = ListenerPage::of(&self.page);
+        LocalStream::begin(socket, key(&page_words.of_listener), key(&page_words.of_connector))
     }
 
     pub(crate) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {

@@ -1,5 +1,5 @@
 //! What rank 0 writes first: the number of the run, and how the other ranks learn its secret. The
-//! announcement of a waiting list is the same, with the number of the list.
+//! run info of a waiting list is the same, with the number of the list.
 //!
 //! ```text
 //! "kolo-run", run (16), how the others learn the secret (1), then 32 bytes:
@@ -12,11 +12,11 @@ use super::signed::SignedStore;
 use super::store::Store;
 use crate::network::identity::{Identity, Run};
 
-/// The announcement's key. All other keys begin with the number of a run or of a waiting list. A growth
+/// The run info's key. All other keys begin with the number of a run or of a waiting list. A growth
 /// puts `growth-<number>/` before each.
 pub(super) const NAME: &str = "run";
 
-/// The key of the announcement of a waiting list.
+/// The key of the run info of a waiting list.
 pub(super) const WAITING_LIST: &str = "waiting-list";
 
 const MAGIC: &[u8; 8] = b"kolo-run";
@@ -25,7 +25,7 @@ const SHARED: u8 = 1;
 const AGREED: u8 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Announcement {
+pub(super) struct RunInfo {
     pub(super) run: Run,
     pub(super) secret: Source,
 }
@@ -53,15 +53,15 @@ impl std::fmt::Debug for Source {
     }
 }
 
-impl Announcement {
-    /// Makes the announcement with this key of a rank 0 that was given its secret.
-    pub(super) fn of_given(name: &str, store: &dyn Store, identity: &Identity) -> Announcement {
+impl RunInfo {
+    /// Makes the run info with this key of a rank 0 that was given its secret.
+    pub(super) fn of_given(name: &str, store: &dyn Store, identity: &Identity) -> RunInfo {
         let signed = SignedStore::new(store, identity).sign(name, 0, &[]);
         let mac = signed.try_into().expect("a signed empty value is the MAC alone");
-        Announcement { run: identity.run(), secret: Source::Given { mac } }
+        RunInfo { run: identity.run(), secret: Source::Given { mac } }
     }
 
-    /// Returns whether a rank 0 with the secret, job and run of `identity` made the announcement with
+    /// Returns whether a rank 0 with the secret, job and run of `identity` made the run info with
     /// this key.
     pub(super) fn is_of(&self, name: &str, store: &dyn Store, identity: &Identity) -> bool {
         let Source::Given { mac } = &self.secret else { return false };
@@ -77,7 +77,7 @@ impl Announcement {
         [&MAGIC[..], &self.run, &[kind], rest].concat()
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Option<Announcement> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<RunInfo> {
         let rest = bytes.strip_prefix(MAGIC)?;
         let (run, rest) = rest.split_first_chunk()?;
         let (&kind, rest) = rest.split_first()?;
@@ -88,21 +88,21 @@ impl Announcement {
             AGREED => Source::Agreed { public: rest },
             _ => return None,
         };
-        Some(Announcement { run: *run, secret })
+        Some(RunInfo { run: *run, secret })
     }
 }
 
-/// Decodes what a store holds in place of the announcement.
+/// Decodes what a store holds in place of the run info.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn fuzz(bytes: &[u8]) {
-    if let Some(announcement) = Announcement::decode(bytes) {
-        assert_eq!(announcement.encode(), bytes, "an announcement changes when it is decoded and encoded");
+    if let Some(run_info) = RunInfo::decode(bytes) {
+        assert_eq!(run_info.encode(), bytes, "a run info changes when it is decoded and encoded");
     }
 }
 
-/// Returns announcements of every kind.
+/// Returns run infos of every kind.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn samples() -> Vec<Vec<u8>> {
     let sources = [Source::Given { mac: [1; 32] }, Source::Shared { secret: [2; 32] }, Source::Agreed { public: [9; 32] }];
-    sources.map(|secret| Announcement { run: [3; 16], secret }.encode()).to_vec()
+    sources.map(|secret| RunInfo { run: [3; 16], secret }.encode()).to_vec()
 }
