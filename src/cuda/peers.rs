@@ -68,7 +68,7 @@ pub(crate) enum Participation {
 pub(crate) struct Record {
     /// The call, so that a mismatch is found before anything is written.
     pub(crate) call: [u64; Descriptor::WORDS],
-    pub(crate) part: Participation,
+    pub(crate) participation: Participation,
     /// A number that no other process has. Ranks of one process need not open each other's memory.
     pub(crate) process: u64,
     /// The device of the buffers; all zeros for host memory.
@@ -108,7 +108,7 @@ impl Record {
         let mut bytes = Vec::with_capacity(Record::LEN);
         let numbers = |bytes: &mut Vec<u8>, all: &[u64]| all.iter().for_each(|number| bytes.extend(number.to_le_bytes()));
         numbers(&mut bytes, &self.call);
-        bytes.push(match self.part {
+        bytes.push(match self.participation {
             Participation::Host => 0,
             Participation::Staged => 1,
             Participation::Direct => 2,
@@ -153,7 +153,7 @@ impl Record {
         for word in &mut call {
             *word = reader.number()?;
         }
-        let part = match reader.array()? {
+        let participation = match reader.array()? {
             [0] => Participation::Host,
             [1] => Participation::Staged,
             [2] => Participation::Direct,
@@ -203,7 +203,7 @@ impl Record {
         for id in &mut gone {
             *id = reader.number()?;
         }
-        reader.is_at_end().then_some(Record { call, part, process, device, places, opened, news, gone })
+        reader.is_at_end().then_some(Record { call, participation, process, device, places, opened, news, gone })
     }
 }
 
@@ -598,7 +598,7 @@ mod tests {
         let extent = Extent { base: 4096, size: 1000, id: 7 };
         Record {
             call: [5; Descriptor::WORDS],
-            part: Participation::Direct,
+            participation: Participation::Direct,
             process: 11,
             device: [2; 16],
             places: [BufferAt::Open { base: 4096, id: 7, offset: 900 }, BufferAt::Device],

@@ -15,11 +15,11 @@ const NO_DEVICE: DeviceId = [0; 16];
 
 impl DeviceOperation<'_> {
     /// What this rank tells its peers about its call.
-    pub(super) fn record(&self, part: Participation, announced: Announcement) -> Record {
+    pub(super) fn record(&self, participation: Participation, announced: Announcement) -> Record {
         let Announcement { places, news, gone, opened } = announced;
         let call = self.call.descriptor(0).encode();
         let device = device_call(self.call).map_or(NO_DEVICE, |bound| bound.device.id());
-        Record { call, part, process: self.devices.process(), device, places, opened, news, gone }
+        Record { call, participation, process: self.devices.process(), device, places, opened, news, gone }
     }
 
     /// Gathers the records of all ranks. Fails if they do not call the same.
@@ -45,9 +45,9 @@ impl DeviceOperation<'_> {
     }
 
     /// Gathers the records of ranks that all take part in the same way. Fails if one does not.
-    pub(super) fn exchange_as(&mut self, part: Participation, announced: Announcement) -> Result<Vec<Record>> {
-        let records = self.exchange(&self.record(part, announced))?;
-        if records.iter().all(|record| record.part == part) { Ok(records) } else { Err(self.mixed(&records)) }
+    pub(super) fn exchange_as(&mut self, participation: Participation, announced: Announcement) -> Result<Vec<Record>> {
+        let records = self.exchange(&self.record(participation, announced))?;
+        if records.iter().all(|record| record.participation == participation) { Ok(records) } else { Err(self.mixed(&records)) }
     }
 
     pub(super) fn failed(&self, peer: Rank, cause: Cause) -> Error {

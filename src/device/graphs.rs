@@ -57,14 +57,14 @@ impl Graphs {
     }
 
     /// Returns the calls at which a replay has arrived, and forgets graphs that are gone.
-    pub(super) fn next_replayed(&self) -> Option<Vec<Call>> {
+    pub(super) fn next_replay(&self) -> Option<Vec<Call>> {
         if !self.is_any() {
             return None;
         }
         let mut all = self.all.lock();
         let gone: Vec<Graph> = all.extract_if(.., |graph| graph.is_gone.load(Ordering::Acquire)).collect();
         self.is_any.store(!all.is_empty(), Ordering::Release);
-        let arrived = all.iter_mut().find_map(Graph::next_replayed);
+        let arrived = all.iter_mut().find_map(Graph::next_replay);
         drop(all);
         gone.iter().for_each(Graph::take_back);
         arrived
@@ -86,7 +86,7 @@ impl Graph {
         self.steps.iter().flatten().filter_map(|call| device_call(call)?.handshake())
     }
 
-    fn next_replayed(&mut self) -> Option<Vec<Call>> {
+    fn next_replay(&mut self) -> Option<Vec<Call>> {
         let step = &self.steps[self.next];
         let handshakes = || step.iter().filter_map(|call| device_call(call)?.handshake());
         // Messages side by side all arrive before the stream waits for one of them.

@@ -69,6 +69,10 @@ use crate::progress::state::{DeviceMessage, Devices, Exclusively};
 pub(crate) use state::{DeviceState, drain};
 
 impl Devices for DeviceState {
+    fn attach(&self, state: &Weak<CommState>) {
+        _ = self.comm.set(state.clone());
+    }
+
     fn are_there(&self, state: &CommState) -> bool {
         self.driver(state).is_some()
     }
@@ -114,21 +118,21 @@ impl Devices for DeviceState {
         message::begin_message(self, state, call)
     }
 
-    fn may_replay(&self) -> bool {
+    fn has_graphs(&self) -> bool {
         self.graphs.is_any()
     }
 
-    fn next_replayed(&self) -> Option<Vec<Call>> {
-        self.graphs.next_replayed()
+    fn next_replay(&self) -> Option<Vec<Call>> {
+        self.graphs.next_replay()
     }
 
-    fn until_ready(&self, state: &CommState, call: &Call, seq: Option<u64>) -> Result<Option<Vec<Call>>> {
+    fn wait_to_begin(&self, state: &CommState, call: &Call, seq: Option<u64>) -> Result<Option<Vec<Call>>> {
         let Some(bound) = device_call(call).filter(|bound| !bound.has_arrived()) else { return Ok(None) };
         let replayed = RefCell::new(None);
         let is_there = |handshake: &Handshake| {
             let has_arrived = handshake.words().has_arrived(0);
             let mut replayed = replayed.borrow_mut();
-            *replayed = if has_arrived { None } else { self.graphs.next_replayed() };
+            *replayed = if has_arrived { None } else { self.graphs.next_replay() };
             has_arrived || replayed.is_some()
         };
         state.until_stream(call, bound, seq, is_there)?;

@@ -122,7 +122,7 @@ impl<'a> DeviceOperation<'a> {
             // SAFETY: passed on.
             return unsafe { self.with_host_memory(self.call) };
         };
-        if let Some(shared) = bound.handshake().and_then(|_| self.shared.this.upgrade()) {
+        if let Some(shared) = bound.handshake().and_then(|_| self.devices.comm.get()?.upgrade()) {
             self.watched = Some(Watched::new(&shared, self.call.timeout.unwrap_or(shared.info.timeout)));
         }
         // SAFETY: passed on.
@@ -160,7 +160,7 @@ impl<'a> DeviceOperation<'a> {
                     self.with_host_memory(&call).map(|()| self.end(bound, 0))
                 }
                 Path::Staged { cut, area } => {
-                    if self.who_takes_part(Participation::Staged)? != Participation::Staged {
+                    if self.participation_of_all(Participation::Staged)? != Participation::Staged {
                         return Err(self.confused());
                     }
                     self.path = Some(PathTaken::Staged);
@@ -196,7 +196,7 @@ impl<'a> DeviceOperation<'a> {
             if self.world == 1 || !self.shared.asks(call) {
                 return self.on_host(call);
             }
-            match self.who_takes_part(Participation::Host)? {
+            match self.participation_of_all(Participation::Host)? {
                 Participation::Host => self.on_host(call),
                 _ => self.staged_on_host(call),
             }
@@ -205,12 +205,12 @@ impl<'a> DeviceOperation<'a> {
 
     /// Tells the other ranks how this one takes part, and returns how all do: with host memory, if
     /// all of them do, or staged. Prepares with those that are new.
-    fn who_takes_part(&mut self, mine: Participation) -> Result<Participation> {
+    fn participation_of_all(&mut self, mine: Participation) -> Result<Participation> {
         loop {
             let all = if self.shared.may_be_direct() {
                 let places = self.places(mine);
                 let records = self.exchange(&self.record(mine, Announcement::nothing(places)))?;
-                let is = |part: Participation| records.iter().any(|record| record.part == part);
+                let is = |of: Participation| records.iter().any(|record| record.participation == of);
                 if is(Participation::Direct) || is(Participation::Captures) || is(Participation::Replays) {
                     return Err(self.mixed(&records));
                 }
@@ -232,8 +232,8 @@ impl<'a> DeviceOperation<'a> {
         }
     }
 
-    fn places(&self, part: Participation) -> [BufferAt; 2] {
-        let of = |len: usize| match (len, part) {
+    fn places(&self, participation: Participation) -> [BufferAt; 2] {
+        let of = |len: usize| match (len, participation) {
             (0, _) => BufferAt::Nowhere,
             (_, Participation::Host) => BufferAt::Host,
             _ => BufferAt::Device,
@@ -244,21 +244,21 @@ impl<'a> DeviceOperation<'a> {
     /// Returns the error for ranks that cannot take part together. It is the same on all ranks.
     pub(super) fn mixed(&self, records: &[Record]) -> Error {
         let op = self.call.op;
-        let part = |rank: Rank| records[rank].part;
-        if records.iter().any(|record| matches!(record.part, Participation::Captures | Participation::Replays)) {
-            let how = |rank: Rank| match part(rank) {
+        let of = |rank: Rank| records[rank].participation;
+        if records.iter().any(|record| matches!(record.participation, Participation::Captures | Participation::Replays)) {
+            let how = |rank: Rank| match of(rank) {
                 Participation::Captures => format!("captures {op} in a CUDA graph"),
                 Participation::Replays => format!("replays a CUDA graph with {op}"),
                 _ => format!("calls {op}"),
             };
-            let other = records.iter().position(|record| record.part != part(0)).unwrap_or(0);
+            let other = records.iter().position(|record| record.participation != of(0)).unwrap_or(0);
             let (first, second) = (how(0), how(other));
             let why = format!("rank 0 {first}, and rank {other} {second}; capture and replay the same calls on all ranks");
             return Error::Unsupported { what: "an operation in a CUDA graph on some ranks alone", why };
         }
         // Some ranks have prepared to reach each other's memory, and others call with host memory.
-        let other = records.iter().position(|record| record.part != Participation::Direct).unwrap_or(0);
-        let how = if part(other) == Participation::Prepares { "another device" } else { "host memory" };
+        let other = records.iter().position(|record| record.participation != Participation::Direct).unwrap_or(0);
+        let how = if of(other) == Participation::Prepares { "another device" } else { "host memory" };
         let why = format!(
             "rank {other} calls {op} with {how} and others with device memory, after calls in which all had the memory of \
              one device each; call with the same memory as before, or set KOLO_DEVICE_PATH=staged on all ranks"

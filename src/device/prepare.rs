@@ -21,14 +21,13 @@ impl DeviceOperation<'_> {
         }
         let announced = Announcement { news: [area, None], ..Announcement::nothing([BufferAt::Device; 2]) };
         let records = self.exchange(&self.record(Participation::Prepares, announced))?;
-        if records
-            .iter()
-            .any(|record| matches!(record.part, Participation::Direct | Participation::Captures | Participation::Replays))
-        {
+        if records.iter().any(|record| {
+            matches!(record.participation, Participation::Direct | Participation::Captures | Participation::Replays)
+        }) {
             return Err(self.mixed(&records));
         }
         // All ranks have the same records and decide alike.
-        if records.iter().all(|record| record.part == Participation::Prepares && record.news[0].is_some()) {
+        if records.iter().all(|record| record.participation == Participation::Prepares && record.news[0].is_some()) {
             Ok(Prepared::Reachable(records))
         } else {
             self.prepare_host()

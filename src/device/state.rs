@@ -27,6 +27,8 @@ pub(crate) struct DeviceState {
     /// The devices of this process, once they have been looked for.
     pub(super) driver: OnceLock<Option<Arc<dyn Driver>>>,
     pub(super) calling: Mutex<Calling>,
+    /// The communicator.
+    pub(super) comm: OnceLock<Weak<CommState>>,
     /// The calls whose streams may wait for this communicator.
     pub(super) on_streams: Mutex<Vec<Weak<DeviceCall>>>,
     /// The calls that graphs have captured.

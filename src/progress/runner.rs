@@ -90,13 +90,13 @@ impl Runner {
     /// another next task then, or none.
     fn is_next_ready(&self, core: &mut Core, turn: &Turn<'_>) -> bool {
         let shared = &self.shared;
-        if !shared.devices.may_replay() {
+        if !shared.devices.has_graphs() {
             return true;
         }
         let next = turn.peek(|call| call.on_device.is_some().then(|| call.clone())).flatten();
         let Some(call) = next else { return true };
         let seq = (!call.op.is_point_to_point()).then(|| core.next_seq());
-        match shared.devices.until_ready(shared, &call, seq) {
+        match shared.devices.wait_to_begin(shared, &call, seq) {
             Ok(None) => true,
             Ok(Some(replayed)) => {
                 self.tasks.push_replayed(replayed);
@@ -225,7 +225,7 @@ impl Runner {
         let devices = &self.shared.devices;
         let can_begin = turn.peek(|next| next.op.is_point_to_point().then(|| devices.can_begin(next)))??;
         // A replayed call may have to run before.
-        if !can_begin && is_alone && devices.may_replay() {
+        if !can_begin && is_alone && devices.has_graphs() {
             return None;
         }
         // It may come only after the end of a message in flight.

@@ -28,6 +28,9 @@ pub(super) const MOMENT: Duration = Duration::from_millis(20);
 /// What a communicator can do with devices: `crate::device`, or [`NoDevices`]. Each method does by
 /// default what is right where there are none.
 pub(crate) trait Devices: Any + Send + Sync {
+    /// The communicator whose devices these are begins.
+    fn attach(&self, _state: &Weak<CommState>) {}
+
     /// Whether buffers may be on devices. This looks for them.
     fn are_there(&self, _state: &CommState) -> bool {
         false
@@ -79,20 +82,20 @@ pub(crate) trait Devices: Any + Send + Sync {
         Ok(None)
     }
 
-    /// Whether calls may be replayed, which no caller queues.
-    fn may_replay(&self) -> bool {
+    /// Whether graphs may replay calls, which no caller queues.
+    fn has_graphs(&self) -> bool {
         false
     }
 
     /// Returns replayed calls that have not been run, if there are any: a collective, or messages side
     /// by side.
-    fn next_replayed(&self) -> Option<Vec<Call>> {
+    fn next_replay(&self) -> Option<Vec<Call>> {
         None
     }
 
     /// Waits until a queued call can begin, which is the next one of the queue. Returns replayed
     /// calls that are to run before it. `seq`: its number, if it is a collective.
-    fn until_ready(&self, _state: &CommState, _call: &Call, _seq: Option<u64>) -> Result<Option<Vec<Call>>> {
+    fn wait_to_begin(&self, _state: &CommState, _call: &Call, _seq: Option<u64>) -> Result<Option<Vec<Call>>> {
         Ok(None)
     }
 
@@ -171,8 +174,6 @@ pub(crate) struct CommState {
     pub(crate) devices: Box<dyn Devices>,
     /// It is known that no buffer is on a device, so none is looked at.
     pub(crate) has_no_devices: AtomicBool,
-    #[cfg(feature = "cuda")]
-    pub(crate) this: Weak<CommState>,
     /// Forks that led to the process that made the communicator: another number in a forked child.
     pub(crate) forks: u32,
 }
@@ -186,9 +187,7 @@ impl CommState {
         let status = core.fabric().status().clone();
         let neighbours = core.fabric().neighbours().len();
         let host = core.fabric().host().filter(|_| layout.windows).map(|host| (host.clone(), neighbours));
-        let state = Arc::new_cyclic(|_this| CommState {
-            #[cfg(feature = "cuda")]
-            this: _this.clone(),
+        let state = Arc::new(CommState {
             core: Mutex::new(core),
             links,
             info,
@@ -204,6 +203,7 @@ impl CommState {
             has_no_devices: AtomicBool::new(false),
             forks: sys::forks(),
         });
+        state.devices.attach(&Arc::downgrade(&state));
         if let Some(window) = state.core.lock().window() {
             let holder: Weak<dyn Holder> = Arc::downgrade(&state) as _;
             window.set_holder(holder);

@@ -226,14 +226,14 @@ impl Tasks {
                 (false, false) => break,
                 (false, true) if state.is_closed => return None,
                 (false, true) => {
-                    if let Some(replayed) = devices.next_replayed() {
+                    if let Some(replayed) = devices.next_replay() {
                         self.add_replayed(&mut state, replayed);
                         break;
                     }
                 }
                 _ => {}
             }
-            if devices.may_replay() {
+            if devices.has_graphs() {
                 match polling.pause() {
                     Some(pause) => _ = self.wanted.wait_for(&mut state, pause),
                     None => MutexGuard::unlocked(&mut state, std::thread::yield_now),
