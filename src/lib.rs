@@ -53,16 +53,8 @@
 //! share memory, and an algorithm works on that memory: a *window*, which all ranks of the host
 //! map. A communicator over several hosts composes both.
 //!
-//! | layer | modules |
-//! |---|---|
-//! | the public API | `communicator`, and `ddp` upon it; [`raw`] for bindings to other languages, of which the C library (`capi/`) is one; [`doctor`] examines the machine |
-//! | buffers on GPUs, with the feature `cuda` | `device`, upon `cuda` |
-//! | from a call to the thread that runs it | `progress` |
-//! | the paths of a collective | `exec` chooses: `engine` (schedules over links), `shm` (shared memory), or both |
-//! | what the paths use | `schedule` (pure; with the cost model and a simulator), `transport` (links), `reduce` (kernels) |
-//! | how ranks find each other | `rendezvous` (launcher, store), `network` (listener, links), `host_group` (shared memory), `observe` (metrics) |
-//! | deadlines and failures | `failure`; `trace` records the last operations of each rank |
-//! | the base | `sys` (the operating system), `wire`, `config`, `types`, `float8`, `error` |
+//! [The architecture](https://github.com/kolo-rs/kolo/blob/main/docs/architecture.md) lists the
+//! modules, from the public API down to the operating system.
 //!
 //! # Features
 //!

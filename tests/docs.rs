@@ -276,18 +276,6 @@ fn the_walk_of_an_all_reduce_names_functions_that_exist() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
-#[test]
-fn the_drawing_has_every_module() {
-    let page = text(Path::new("docs/architecture.md"));
-    let drawing = page.split("```").nth(1).unwrap();
-    let names: Vec<&str> = drawing.split(|letter: char| !letter.is_alphanumeric() && letter != '_').collect();
-    for entry in fs::read_dir(root().join("src")).unwrap() {
-        let path = entry.unwrap().path();
-        let module = path.file_stem().unwrap().to_str().unwrap();
-        assert!(module == "lib" || names.contains(&module), "docs/architecture.md does not draw {module}");
-    }
-}
-
 /// The files with an extension below a folder.
 fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     files_where(folder, &|path| path.extension().is_some_and(|its| its == extension))
