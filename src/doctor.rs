@@ -231,7 +231,7 @@ fn of_address(chosen: &Result<Chosen>) -> Finding {
 }
 
 /// How long a connection of this machine to itself may take.
-const PATIENCE: Duration = Duration::from_secs(2);
+const OWN_CONNECTION: Duration = Duration::from_secs(2);
 
 /// Checks that a port can be opened and reached.
 fn ports(chosen: &Chosen) -> Finding {
@@ -239,7 +239,7 @@ fn ports(chosen: &Chosen) -> Finding {
     let connect = || -> io::Result<u16> {
         let listener = sys::above_standard(|| TcpListener::bind((chosen.ip, 0)))?;
         let address = listener.local_addr()?;
-        drop(sys::above_standard(|| TcpStream::connect_timeout(&address, PATIENCE))?);
+        drop(sys::above_standard(|| TcpStream::connect_timeout(&address, OWN_CONNECTION))?);
         Ok(address.port())
     };
     match connect() {

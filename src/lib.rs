@@ -96,6 +96,7 @@ mod schedule;
 mod shm;
 mod sync;
 mod sys;
+mod timeouts;
 mod trace;
 mod transport;
 mod types;

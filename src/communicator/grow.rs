@@ -1,7 +1,7 @@
 //! How a communicator grows by processes that join the job.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -15,6 +15,7 @@ use crate::failure::{Query, QueryError};
 use crate::network::identity::random_number;
 use crate::rendezvous::admission::{Job, WaitingNewcomer, Within};
 use crate::rendezvous::{OwnFailure, Start};
+use crate::timeouts::{GROWTH_CHECK, GROWTH_QUERY};
 use crate::types::{Member, Op, Rank};
 
 /// What rank 0 has found. It tells the others this, then the number of the growth, then how many
@@ -25,12 +26,6 @@ const FAILURE: u64 = 2;
 
 /// The most bytes of a reason.
 const LONGEST_REASON: usize = 1024;
-
-/// How often a rank asks whether another one lives, while it waits for that one.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
-
-/// How long that may take.
-const ASK: Duration = Duration::from_millis(500);
 
 impl Communicator {
     /// Admits the processes that wait to join the job ([`Builder::join`](crate::Builder::join)).
@@ -210,7 +205,7 @@ impl Growth<'_> {
             }
             Err(error) => {
                 crate::log::info!(%error, "a growth failed");
-                comm.exec.state.core.lock().fabric().renew_offers(&settings, Instant::now() + ASK);
+                comm.exec.state.core.lock().fabric().renew_offers(&settings, Instant::now() + GROWTH_QUERY);
             }
         }
         larger
@@ -235,7 +230,7 @@ impl Ended<'_> {
         }
         let now = Instant::now();
         // The first question comes after a while: a rank that lives has come by then.
-        let is_due = now >= *self.asked.lock().get_or_insert(now) + ASK_AGAIN;
+        let is_due = now >= *self.asked.lock().get_or_insert(now) + GROWTH_CHECK;
         if !is_due {
             return None;
         }
@@ -248,7 +243,7 @@ impl Ended<'_> {
 /// Returns the failure of a rank of this communicator, if it has ended.
 fn ended_member(comm: &Communicator, rank: Rank) -> Option<OwnFailure> {
     let control = comm.exec.state.status.control().filter(|_| rank != comm.rank())?;
-    let answer = control.ask(rank, &Query::Doing(None), ASK);
+    let answer = control.ask(rank, &Query::Doing(None), GROWTH_QUERY);
     let Member { host, pid } = comm.exec.state.info.members[rank].clone();
     let why = "its process ended while the communicator grew".to_owned();
     matches!(answer, Err(QueryError::Gone | QueryError::Died)).then(|| OwnFailure { rank, host: host.to_string(), pid, why })

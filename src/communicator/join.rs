@@ -1,7 +1,7 @@
 //! How a process joins a job that has started.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -10,9 +10,7 @@ use super::connect::connect;
 use crate::error::{Error, Result, shown};
 use crate::rendezvous::Start;
 use crate::rendezvous::admission::{Job, Newcomer, Within};
-
-/// How often a newcomer looks whether the growth that admits it has ended, while it waits for a rank.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+use crate::timeouts::GROWTH_CHECK;
 
 /// Waits until the ranks of a job admit this process, and connects with them. If a growth fails, it
 /// waits for the next.
@@ -22,7 +20,7 @@ pub(super) fn join(job: Job, began: Instant) -> Result<Communicator> {
         let admitted = newcomer.wait()?;
         let asked = Mutex::new(Instant::now());
         let absence = |rank| {
-            let is_due = asked.lock().elapsed() >= ASK_AGAIN;
+            let is_due = asked.lock().elapsed() >= GROWTH_CHECK;
             if !is_due {
                 return None;
             }

@@ -1,6 +1,6 @@
 //! How the survivors of a failure continue with a new communicator.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Communicator;
 use crate::error::{Cause, Error, Result, shown};
@@ -9,10 +9,8 @@ use crate::failure::CommInfo;
 use crate::failure::shrink::agree;
 use crate::network::fabric::Fabric;
 use crate::network::identity::random;
+use crate::timeouts::LEAST_TO_CONNECT;
 use crate::types::{Op, Rank, mix};
-
-/// The least time that the ranks of a decision give each other to connect.
-const LEAST: Duration = Duration::from_secs(1);
 
 impl Communicator {
     /// Makes a communicator of the survivors of a failure, in the order of their ranks in this one.
@@ -57,7 +55,7 @@ impl Communicator {
         let (mut next, mut info) = (Core::new(fabric, settings), info);
         loop {
             let left = (began + info.start_timeout).saturating_duration_since(Instant::now());
-            let starting = CommInfo { timeout: left.max(LEAST), ..info.clone() };
+            let starting = CommInfo { timeout: left.max(LEAST_TO_CONNECT), ..info.clone() };
             match next.connect(&starting, Instant::now()) {
                 Ok(()) => {
                     let next = self.of_same_process(next, info);

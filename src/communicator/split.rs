@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::{Communicator, calls};
 use crate::buffer::{RawSlice, RawSliceMut};
@@ -13,6 +13,7 @@ use crate::failure;
 use crate::host_group::HostGroup;
 use crate::host_group::area::{Area, Offer};
 use crate::network::fabric::Fabric;
+use crate::timeouts::MAPPING_CHECK;
 use crate::types::{Op, Rank, mix};
 
 /// Converts the error of a part to the ranks of the whole communicator.
@@ -34,9 +35,6 @@ const WORDS: usize = 5;
 /// Words that each rank gives then: whether it can share memory in its part, and what it has
 /// measured with its neighbours.
 const ANSWERS: usize = 2;
-
-/// How long a rank tries to map an area before it checks whether to continue.
-const LOOK: Duration = Duration::from_millis(500);
 
 /// An area that this rank offers to the part that it may lead.
 struct Offered {
@@ -218,7 +216,7 @@ impl Communicator {
     fn accept(&self, host: &HostGroup, leader: Rank, offer: Offer, place: usize, ranks: usize) -> Option<Area> {
         let until = Instant::now() + self.exec.state.info.timeout;
         loop {
-            let error = match host.accept(leader, offer, place, ranks, until.min(Instant::now() + LOOK)) {
+            let error = match host.accept(leader, offer, place, ranks, until.min(Instant::now() + MAPPING_CHECK)) {
                 Ok(area) => return Some(area),
                 Err(error) => error,
             };

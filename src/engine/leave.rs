@@ -1,19 +1,17 @@
 //! The last message to each peer.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::frame::{Frame, Kind};
 use super::state::Engine;
 use crate::buffer::RawSlice;
+use crate::timeouts::LAST_MESSAGES;
 use crate::types::{Descriptor, Rank};
-
-/// How long a rank that leaves waits for its last messages to fit into the links.
-const LEAVING: Duration = Duration::from_millis(100);
 
 impl Engine {
     /// Tells peers that this rank takes part no longer: it leaves after operation `last_seq`, or an
     /// operation has `failed`. Informs all peers with which there is a link, and the `callers` that
-    /// have just connected. A rank that leaves waits up to [`LEAVING`] for room in the links.
+    /// have just connected. A rank that leaves waits up to [`LAST_MESSAGES`] for room in the links.
     pub(crate) fn leave(&mut self, last_seq: u64, failed: bool, callers: &[Rank]) {
         let descriptor = Descriptor { seq: last_seq, ..Descriptor::nothing() };
         let kind = if failed { Kind::Revoked } else { Kind::Goodbye };
@@ -25,7 +23,7 @@ impl Engine {
         }
         // The peers that have not got all of the message, and how much of it each has got.
         let mut rest: Vec<(Rank, usize)> = self.mesh.open_links().map(|(peer, _)| (peer, 0)).collect();
-        let until = Instant::now() + LEAVING;
+        let until = Instant::now() + LAST_MESSAGES;
         loop {
             rest.retain_mut(|(peer, sent)| !self.has_sent(*peer, &bytes, sent));
             let left = until.saturating_duration_since(Instant::now());

@@ -1,7 +1,7 @@
 //! Receiving messages: into memory, or reduced with it.
 
 use std::io::ErrorKind;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::frame::{Frame, HEADER, Inbox, Kind};
 use super::job::{Active, Job};
@@ -11,16 +11,13 @@ use crate::error::{Cause, Result};
 use crate::failure::{OpContext, culprit_of};
 use crate::reduce;
 use crate::schedule::Span;
+use crate::timeouts::UNHEARD_PEER;
 use crate::transport::{ALIGN, Link, NoLink};
 use crate::types::{Descriptor, Op, Rank};
 
 /// Bytes of a step that are reduced at once, before what they make ready is sent on. They stay in
 /// the cache meanwhile.
 const SLICE: usize = 128 << 10;
-
-/// How long a link may be closed by a peer that never sent a message before that peer counts as one
-/// that has left: the process of a killed rank ends a little after its links.
-pub(super) const UNHEARD: Duration = Duration::from_millis(500);
 
 /// Where the payload of a step's message goes.
 struct Target {
@@ -170,7 +167,7 @@ impl Engine {
             // Its process lives, so it has dropped the communicator. Another rank may still send.
             Err(Cause::Closed) if !self.heard[peer] && self.mesh.is_alive(peer) == Some(true) => {
                 let since = *self.closed[peer].get_or_insert_with(Instant::now);
-                return Ok(if since.elapsed() >= UNHEARD { Next::Never(Cause::Gone) } else { Next::Nothing });
+                return Ok(if since.elapsed() >= UNHEARD_PEER { Next::Never(Cause::Gone) } else { Next::Nothing });
             }
             Err(cause) => return Err(fail(cause)),
         };

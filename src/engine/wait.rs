@@ -6,14 +6,12 @@ use smallvec::SmallVec;
 
 use super::in_flight::InFlight;
 use super::job::Active;
-use super::receive::{UNHEARD, lost};
+use super::receive::lost;
 use super::state::Engine;
 use crate::error::{Cause, Error, Result};
 use crate::failure::culprit_of;
+use crate::timeouts::{ENGINE_NAP, UNHEARD_PEER};
 use crate::types::Rank;
-
-/// The longest sleep. After it the engine checks deadlines and cancellation again.
-const NAP: Duration = Duration::from_millis(500);
 
 /// The links to sleep on: the peer, and whether to wake when the link can send and receive.
 type Waits = Vec<(Rank, bool, bool)>;
@@ -53,7 +51,7 @@ impl Engine {
     pub(super) fn look_after(&mut self, active: &InFlight<Active<'_>>) -> Result<Duration> {
         let mut waits = std::mem::take(&mut self.waits);
         waits.clear();
-        let mut nap = NAP;
+        let mut nap = ENGINE_NAP;
         if let Some(job) = self.receivers.next_of_any().and_then(|key| active.get(key)) {
             if job.awaits_any() {
                 nap = nap.min(self.wait_for_any(job, &job.gone, &mut waits)?);
@@ -84,13 +82,13 @@ impl Engine {
     /// Fails if a job behind others is past its deadline. Looks at all of them when the first deadline may
     /// have passed. Returns how long to sleep at most.
     fn check_deadlines(&mut self, active: &InFlight<Active<'_>>) -> Result<Duration> {
-        let Some(soonest) = self.soonest else { return Ok(NAP) };
+        let Some(soonest) = self.soonest else { return Ok(ENGINE_NAP) };
         let now = Instant::now();
         if soonest > now {
-            return Ok(NAP.min(soonest - now));
+            return Ok(ENGINE_NAP.min(soonest - now));
         }
         let gone = self.receivers.next_of_any().and_then(|key| active.get(key)).map_or(&[][..], |job| &job.gone);
-        let mut nap = NAP;
+        let mut nap = ENGINE_NAP;
         for job in active.iter() {
             let context = &job.job.context;
             nap = nap.min(context.left());
@@ -114,7 +112,7 @@ impl Engine {
         let others = (0..self.world()).filter(|&peer| peer != context.info.rank);
         let has_closed = |peer: Rank| self.closed[peer].is_some() || gone.iter().any(|(rank, _)| *rank == peer);
         waits.extend(others.clone().filter(|&peer| !has_closed(peer)).map(|peer| (peer, false, true)));
-        let nap = if self.closed.iter().any(Option::is_some) { UNHEARD / 10 } else { NAP };
+        let nap = if self.closed.iter().any(Option::is_some) { UNHEARD_PEER / 10 } else { ENGINE_NAP };
 
         // Ranks that left without a link are found by the failure detector.
         let lost = lost(gone, context.info.cancel.missed());

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use super::board::StatusBoard;
 use super::context::CommInfo;
-use super::control::{PATIENCE, QueryError, ask_all};
+use super::control::{QueryError, ask_all};
 use super::diagnosis::diagnose;
 use super::message::{Query, Reply};
 use super::refused::{name_refused_call, refusal_that_peers_saw};
@@ -23,6 +23,7 @@ use super::report::{Failure, FailureReport, culprit_of};
 use super::status::CommStatus;
 use crate::error::{Cause, Error};
 use crate::sys;
+use crate::timeouts::QUERY;
 use crate::types::{Descriptor, Op, Rank};
 
 /// Agrees with the others on the failure that this rank met as `error`. Returns the error that this
@@ -113,7 +114,7 @@ pub(crate) fn end_by_shrink(status: &CommStatus) {
     if let Some(control) = status.control().filter(|_| status.reports().is_empty()) {
         let lost = Mutex::new(control.lost());
         if lost.lock().is_empty() {
-            ask_all(&*control, &status.others(), &Query::Doing(None), PATIENCE, |rank, reply| match reply {
+            ask_all(&*control, &status.others(), &Query::Doing(None), QUERY, |rank, reply| match reply {
                 Ok(Reply::Doing { reports, .. }) => status.add_reports(reports),
                 Err(QueryError::Died) => lost.lock().push((rank, Cause::Died)),
                 Err(QueryError::Gone) => lost.lock().push((rank, Cause::Gone)),
@@ -183,10 +184,10 @@ fn spread(status: &CommStatus) {
         Err(QueryError::Unasked) => unasked.lock().push(rank),
         _ => {}
     };
-    ask_all(&*control, &peers, &query, PATIENCE, heard);
+    ask_all(&*control, &peers, &query, QUERY, heard);
     // One query at a time may need no more descriptors than this process has.
     for rank in unasked.into_inner() {
-        if let Ok(Reply::Doing { reports, .. }) = control.ask(rank, &query, PATIENCE) {
+        if let Ok(Reply::Doing { reports, .. }) = control.ask(rank, &query, QUERY) {
             status.add_reports(reports);
         }
     }

@@ -4,12 +4,13 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::error::Cause;
+use crate::timeouts::{COMPLETED_GRACE, WAIT_SIGN};
 use crate::types::{Descriptor, Op, Rank};
 
 /// Cancels the operations of a communicator: those in progress stop, and no other begins.
@@ -93,13 +94,6 @@ impl Wait {
     }
 }
 
-/// The grace period of operations that the failed rank has completed.
-const SPARE: Duration = Duration::from_millis(250);
-
-/// How old the last sign of a wait may be. A waiting operation renews it at each nap of the engine
-/// and of shared memory; this is twice the nap, for slow hosts.
-const FRESH: Duration = Duration::from_millis(1000);
-
 /// The operation of ranks that connect. It is that of the first barrier, too.
 const CONNECTING: Descriptor = Descriptor { op: Op::Connect, ..Descriptor::nothing() };
 
@@ -160,7 +154,7 @@ impl CancelToken {
     #[cold]
     fn spares(&self, collective: Option<u64>) -> bool {
         match (*self.spared.lock(), collective) {
-            (Some((since, completed)), Some(seq)) => seq <= completed && since.elapsed() < SPARE,
+            (Some((since, completed)), Some(seq)) => seq <= completed && since.elapsed() < COMPLETED_GRACE,
             _ => false,
         }
     }
@@ -250,12 +244,12 @@ impl CancelToken {
     /// As [`CancelToken::waits`], or none if another thread holds the lock.
     pub(super) fn try_waits(&self) -> Vec<Wait> {
         let Some(waits) = self.waits.try_lock() else { return Vec::new() };
-        waits.iter().filter(|wait| wait.seen.elapsed() < FRESH).copied().collect()
+        waits.iter().filter(|wait| wait.seen.elapsed() < WAIT_SIGN).copied().collect()
     }
 
     /// Returns the operations that wait now.
     pub(crate) fn waits(&self) -> Vec<Wait> {
-        self.waits.lock().iter().filter(|wait| wait.seen.elapsed() < FRESH).copied().collect()
+        self.waits.lock().iter().filter(|wait| wait.seen.elapsed() < WAIT_SIGN).copied().collect()
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::cancel::{Awaited, CancelToken, Diagnosing, Moved};
 use super::wait_check;
 use crate::error::{Cause, Error, Result};
+use crate::timeouts::WAIT_CHECK;
 use crate::trace::LogEntry;
 use crate::types::{Descriptor, Member, Op, Rank};
 
@@ -207,7 +208,7 @@ impl<'a> OpContext<'a> {
         assert!(!PANICS.take(), "a panic for a test");
         let is_collective = !self.descriptor.op.is_point_to_point();
         // Most waits are short, and ask nothing.
-        let asks = wait_check::has_wait_check() && self.started().elapsed() >= wait_check::INTERVAL;
+        let asks = wait_check::has_wait_check() && self.started().elapsed() >= WAIT_CHECK;
         if asks && wait_check::go_on().is_err() || self.info.cancel.stops(is_collective.then_some(self.descriptor.seq)) {
             return Err(Error::Aborted { op: self.called, seq: self.descriptor.seq });
         }

@@ -8,9 +8,6 @@ use super::message::{Query, Reply};
 use crate::error::Cause;
 use crate::types::Rank;
 
-/// How long one rank may take to answer a query.
-pub(super) const PATIENCE: Duration = Duration::from_millis(500);
-
 /// How a rank asks the others of its communicator.
 pub(crate) trait ControlChannel: Send + Sync {
     /// Asks a rank, and waits for the answer for at most `patience`.
@@ -135,6 +132,7 @@ pub(crate) fn ask_all(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::timeouts::QUERY;
 
     /// Ranks that do not answer, for this reason. Their processes have ended.
     struct Silent(QueryError);
@@ -165,7 +163,7 @@ mod tests {
             for (written, answer, was_killed) in cases {
                 let inner = Arc::new(Silent(error.clone()));
                 let control = BesideMemory { inner, written: Box::new(move |_| written) };
-                assert_eq!(control.ask(1, &Query::Doing(None), PATIENCE), answer);
+                assert_eq!(control.ask(1, &Query::Doing(None), QUERY), answer);
                 assert_eq!(control.was_killed(1), was_killed);
             }
         }

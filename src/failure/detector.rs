@@ -13,34 +13,15 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::cancel::Wait;
-use super::control::{ControlChannel, PATIENCE, QueryError};
+use super::control::{ControlChannel, QueryError};
 use super::message::{Query, Reply};
 use super::mismatch::compare_calls;
 use super::report::{Failure, FailureReport, culprit_of};
 use super::status::{CommStatus, Posted};
 use crate::error::{Cause, Elsewhere, shown};
 use crate::sys;
+use crate::timeouts::{DETECTOR_LOOK, FIRST_QUERY, LATE_MESSAGES, PEER_OUT_OF_REACH, QUERY, QUERY_PAUSE, SUSPECT};
 use crate::types::{Descriptor, Rank};
-
-/// How often the thread looks for operations that wait.
-const LOOK: Duration = Duration::from_millis(50);
-
-/// How long an operation waits before its peer is asked, and the first pause before it is asked
-/// again.
-const FIRST: Duration = Duration::from_millis(150);
-
-/// The longest pause between two queries to the same peer.
-const SELDOM: Duration = Duration::from_secs(1);
-
-/// How long an operation still waits for a rank that is gone: its last messages may be on the way.
-const AFTERMATH: Duration = Duration::from_millis(200);
-
-/// How long a rank may be out of reach after a query that got no answer. With the time before that
-/// query, this is at most 5 s.
-const OUT_OF_REACH: Duration = Duration::from_millis(3500);
-
-/// How long an operation waits before a warning is logged about its peer.
-const SUSPECT: Duration = Duration::from_secs(1);
 
 /// The thread. It ends when this is dropped.
 pub(super) struct DetectorThread {
@@ -86,7 +67,7 @@ impl Drop for DetectorThread {
 fn pause(stop: &(Mutex<bool>, Condvar)) -> bool {
     let mut stopped = stop.0.lock();
     if !*stopped {
-        stop.1.wait_for(&mut stopped, LOOK);
+        stop.1.wait_for(&mut stopped, DETECTOR_LOOK);
     }
     *stopped
 }
@@ -106,7 +87,7 @@ struct Case {
 
 impl Case {
     fn new(wait: &Wait) -> Case {
-        Case { since: wait.since, next: Instant::now(), pause: FIRST, gone: None, lost: None, has_warned: false }
+        Case { since: wait.since, next: Instant::now(), pause: FIRST_QUERY, gone: None, lost: None, has_warned: false }
     }
 }
 
@@ -123,7 +104,7 @@ fn look(posted: &Mutex<Posted>, stopped: &Mutex<bool>, cases: &mut Cases) {
     let mut waiting = Vec::new();
     for ((comm_id, member), status) in statuses {
         let Some(control) = status.control().filter(|_| !status.cancel.is_cancelled()) else { continue };
-        for wait in status.cancel.waits().into_iter().filter(|wait| wait.since.elapsed() >= FIRST) {
+        for wait in status.cancel.waits().into_iter().filter(|wait| wait.since.elapsed() >= FIRST_QUERY) {
             let name = (comm_id, member, wait.peer, wait.is_for_any, wait.words);
             waiting.push(name);
             let case = cases.entry(name).or_insert_with(|| Case::new(&wait));
@@ -163,15 +144,15 @@ fn check_peer(status: &CommStatus, control: &dyn ControlChannel, wait: &Wait, ca
     };
     let now = Instant::now();
     let Absence { gone, lost } = absence;
-    for (cause, since, patience) in [(gone, &mut case.gone, AFTERMATH), (lost, &mut case.lost, OUT_OF_REACH)] {
+    for (cause, since, patience) in [(gone, &mut case.gone, LATE_MESSAGES), (lost, &mut case.lost, PEER_OUT_OF_REACH)] {
         match cause {
             None => *since = None,
             Some(cause) if now.duration_since(*since.get_or_insert(now)) >= patience => absent(status, wait, mine, cause),
-            Some(_) => case.pause = FIRST,
+            Some(_) => case.pause = FIRST_QUERY,
         }
     }
     case.next = now + case.pause;
-    case.pause = (2 * case.pause).min(SELDOM);
+    case.pause = (2 * case.pause).min(QUERY_PAUSE);
 }
 
 /// Why a peer does not take part: the causes that count once they have lasted.
@@ -185,7 +166,7 @@ struct Absence {
 fn ask(status: &CommStatus, control: &dyn ControlChannel, wait: &Wait, mine: Descriptor, case: &mut Case) -> Absence {
     let mut warn = |what: &str| warn(wait, mine, case, what);
     let mut absence = Absence::default();
-    match control.ask(wait.peer, &Query::Doing(Some(mine)), PATIENCE) {
+    match control.ask(wait.peer, &Query::Doing(Some(mine)), QUERY) {
         Ok(Reply::Doing { reports, .. }) if !reports.is_empty() => status.add_reports(reports),
         Ok(Reply::Doing { at_your_seq: Some(theirs), .. }) if theirs != mine => {
             if let Some(what) = compare_calls(status, control, [status.rank, wait.peer], [mine, theirs]) {

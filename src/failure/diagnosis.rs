@@ -9,26 +9,14 @@ use std::time::{Duration, Instant};
 
 use super::cancel::Diagnosing;
 use super::context::CommInfo;
-use super::control::{ControlChannel, PATIENCE, QueryError};
+use super::control::{ControlChannel, QueryError};
 use super::message::{Query, Reply};
 use super::mismatch::{compare_calls, compare_earlier_calls};
 use super::report::{Failure, FailureReport};
 use super::status::CommStatus;
 use crate::error::{Cause, Elsewhere, Error};
+use crate::timeouts::{DIAGNOSING, DIAGNOSIS_PAUSE, EXPLANATION, NO_PEER_NAMED, QUERY};
 use crate::types::{Descriptor, Rank};
-
-/// How long a peer that closed a link and still lives may take to report why.
-const EXPLANATION: Duration = Duration::from_millis(60);
-
-/// How long a peer may take that is diagnosing a failure itself.
-const DIAGNOSING: Duration = Duration::from_secs(5);
-
-/// How long a rank that has made the call may name no peer for which it waits. It names one
-/// whenever it wakes, twice a second, but on an overloaded machine it wakes late.
-const BUSY: Duration = Duration::from_secs(1);
-
-/// The pause before the same peer is asked again.
-const PAUSE: Duration = Duration::from_millis(5);
 
 /// Diagnoses the failure that this rank met as `error`, and records the report. Returns `None` if a
 /// report of another rank arrived before. `during` is the operation that failed here, and its age.
@@ -102,7 +90,7 @@ fn explain(status: &CommStatus, control: &dyn ControlChannel, peer: Rank, seen: 
     let failed = |cause| Some(Failure::Failed { culprit: peer, cause });
     status.cancel.set_diagnosing(Some(Diagnosing { about: Some(peer), is_cut_off: is_end_of_link(seen) }));
     loop {
-        let reply = control.ask(peer, &Query::Doing(None), PATIENCE);
+        let reply = control.ask(peer, &Query::Doing(None), QUERY);
         let lives = reply.is_ok();
         let patience = match reply {
             Ok(Reply::Doing { reports, diagnosing, .. }) => {
@@ -130,7 +118,7 @@ fn explain(status: &CommStatus, control: &dyn ControlChannel, peer: Rank, seen: 
             let cause = if is_closed && lives { Cause::Broken(std::io::ErrorKind::ConnectionReset) } else { seen.clone() };
             return failed(cause);
         }
-        thread::sleep(PAUSE);
+        thread::sleep(DIAGNOSIS_PAUSE);
     }
 }
 
@@ -193,7 +181,7 @@ impl<'a> WaitChain<'a> {
             self.status.cancel.set_diagnosing(Some(Diagnosing { about: Some(self.suspect), is_cut_off: false }));
             match self.ask() {
                 Progress::Ended(failure) => return failure,
-                Progress::Pending => thread::sleep(PAUSE),
+                Progress::Pending => thread::sleep(DIAGNOSIS_PAUSE),
                 Progress::Moved => self.asked = Instant::now(),
             }
         }
@@ -205,7 +193,7 @@ impl<'a> WaitChain<'a> {
         if self.control.is_stopped(self.suspect) {
             return self.failed(Cause::Stopped { deadline });
         }
-        match self.control.ask(self.suspect, &Query::Doing(self.call), PATIENCE) {
+        match self.control.ask(self.suspect, &Query::Doing(self.call), QUERY) {
             Ok(Reply::Doing { reports, .. }) if !reports.is_empty() => {
                 self.status.add_reports(reports);
                 Progress::Ended(None)
@@ -248,7 +236,7 @@ impl<'a> WaitChain<'a> {
             }
         }
         if self.call.is_some() && answer.at_your_seq.is_some() {
-            if answer.diagnosing.is_none() && self.asked.elapsed() < BUSY {
+            if answer.diagnosing.is_none() && self.asked.elapsed() < NO_PEER_NAMED {
                 return Progress::Pending;
             }
             // The suspect has made the call, and neither completes it nor waits.
@@ -356,7 +344,7 @@ mod tests {
         let job_rank = RankOfJob { job: "test".to_owned(), run: 1, rank: 0, members };
         let recording = Recorder::new(job_rank, None, None).open(1, 0, [0, 1].into());
         let status = CommStatus::new(0, [0, 1].into(), recording);
-        let asked = 2 * (EXPLANATION.as_millis() / PAUSE.as_millis()) as u32;
+        let asked = 2 * (EXPLANATION.as_millis() / DIAGNOSIS_PAUSE.as_millis()) as u32;
         let found = explain(&status, &PastItsDeadline(AtomicU32::new(asked)), 1, &Cause::Closed);
         assert!(found.is_none(), "{found:?}");
         assert!(matches!(status.reports()[..], [FailureReport { origin: 1, .. }]));

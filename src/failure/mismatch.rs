@@ -10,23 +10,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::control::{ControlChannel, PATIENCE, QueryError, ask_all};
+use super::control::{ControlChannel, QueryError, ask_all};
 use super::message::{Query, Reply};
 use super::report::Failure;
 use super::status::CommStatus;
+use crate::timeouts::{LONGEST_MISMATCH_PAUSE, MISMATCH_PAUSE, MISMATCH_TOTAL, MISMATCH_UNDECIDED, QUERY};
 use crate::types::{Descriptor, Op, Rank};
-
-/// How long ranks that have not made the call yet may still make it, as long as no majority is
-/// known.
-const UNDECIDED: Duration = Duration::from_millis(500);
-
-/// How long ranks may be asked for their calls in all. The failure detector's thread waits for that.
-const TOTAL: Duration = Duration::from_secs(1);
-
-/// The first and the longest pause before ranks that have not made the call are asked again. Each
-/// pause is twice as long as the one before.
-const PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(160);
 
 /// How many earlier calls are compared to find the one that was not the same.
 const EARLIER: u64 = 64;
@@ -78,12 +67,12 @@ pub(super) fn compare_calls(
     let query = Query::Doing(Some(Descriptor { seq, ..calls[0] }));
     let mut unknown: Vec<Rank> = status.others();
     let began = Instant::now();
-    let control = UntilDeadline { status, control, deadline: began + TOTAL };
-    let mut pause = PAUSE;
+    let control = UntilDeadline { status, control, deadline: began + MISMATCH_TOTAL };
+    let mut pause = MISMATCH_PAUSE;
     loop {
         unknown.retain(|rank| !known.contains_key(rank) && !control.is_stopped(*rank));
         let (made, late) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
-        ask_all(&control, &unknown, &query, PATIENCE, |rank, reply| {
+        ask_all(&control, &unknown, &query, QUERY, |rank, reply| {
             if let Ok(Reply::Doing { reports, at_your_seq, .. }) = reply {
                 status.add_reports(reports);
                 match at_your_seq {
@@ -98,11 +87,11 @@ pub(super) fn compare_calls(
         known.extend(made.into_inner());
         unknown = late.into_inner();
         let is_decided = most_frequent(&known).is_some_and(|(_, count)| 2 * count > status.world());
-        if unknown.is_empty() || is_decided || began.elapsed() >= UNDECIDED || control.is_over() {
+        if unknown.is_empty() || is_decided || began.elapsed() >= MISMATCH_UNDECIDED || control.is_over() {
             return Some(name_culprit(&known).unwrap_or(pair));
         }
         thread::sleep(pause);
-        pause = (2 * pause).min(LONGEST_PAUSE);
+        pause = (2 * pause).min(LONGEST_MISMATCH_PAUSE);
     }
 }
 
@@ -116,7 +105,7 @@ pub(super) fn compare_earlier_calls(
 ) -> Option<Failure> {
     for seq in (1..before).rev().take(EARLIER as usize) {
         let mine = status.recording.history.collective(seq)?;
-        let Ok(Reply::Doing { reports, at_your_seq, .. }) = control.ask(peer, &Query::Doing(Some(mine)), PATIENCE) else {
+        let Ok(Reply::Doing { reports, at_your_seq, .. }) = control.ask(peer, &Query::Doing(Some(mine)), QUERY) else {
             return None;
         };
         if !reports.is_empty() {
@@ -182,7 +171,7 @@ mod tests {
         let found = compare_calls(&status, &mute, [0, 1], calls);
         assert!(matches!(found, Some(Failure::Mismatch { ranks: [0, 1], is_tie: true, .. })), "{found:?}");
         // Without the total deadline it takes about 16 s.
-        assert!(began.elapsed() < 8 * TOTAL, "{:?}", began.elapsed());
+        assert!(began.elapsed() < 8 * MISMATCH_TOTAL, "{:?}", began.elapsed());
         let asked = mute.0.load(Ordering::Relaxed);
         status.cancel.cancel();
         compare_calls(&status, &mute, [0, 1], calls);

@@ -15,33 +15,17 @@
 //! itself. A rank that is not part of a decision learns that when it asks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
 use super::control::{ControlChannel, QueryError, ask_all};
 use super::message::{Decision, Query, Reply};
 use super::status::CommStatus;
+use crate::timeouts::{
+    SHRINK_AFTER_DEADLINE, SHRINK_ASK_AGAIN, SHRINK_CALL_AGAIN, SHRINK_JOIN, SHRINK_OUT_OF_REACH, SHRINK_QUERY,
+};
 use crate::types::{Rank, mix};
-
-/// How long one query may take.
-const PATIENCE: Duration = Duration::from_secs(1);
-
-/// How long the rank that failed may take to show that it wants to continue.
-const GRACE: Duration = Duration::from_secs(1);
-
-/// How long a rank may be out of reach.
-const OUT_OF_REACH: Duration = Duration::from_secs(5);
-
-/// How long the agreement may last after the deadline. Ranks that are there by then only have to
-/// answer each other.
-const LAST: Duration = Duration::from_secs(10);
-
-/// How often the deciding rank is asked.
-const ASK_AGAIN: Duration = Duration::from_millis(5);
-
-/// How often ranks are asked that have not joined yet.
-const CALL_AGAIN: Duration = Duration::from_millis(50);
 
 /// What is known of a rank.
 #[derive(Clone, Copy, PartialEq)]
@@ -71,10 +55,10 @@ pub(crate) fn agree(status: &CommStatus, culprits: &[Rank], nonce: u64, deadline
         if let Some(decision) = &status.shrink.lock().decision {
             return decision.clone();
         }
-        if Instant::now() >= deadline + LAST {
+        if Instant::now() >= deadline + SHRINK_AFTER_DEADLINE {
             return Decision { nonce, members: Vec::new() };
         }
-        if called.elapsed() >= CALL_AGAIN {
+        if called.elapsed() >= SHRINK_CALL_AGAIN {
             survey.call(&survey.unclear(), &Query::Join);
             called = Instant::now();
         }
@@ -87,7 +71,7 @@ pub(crate) fn agree(status: &CommStatus, culprits: &[Rank], nonce: u64, deadline
         }
         let mut state = status.shrink.lock();
         if state.decision.is_none() {
-            status.changed.wait_for(&mut state, ASK_AGAIN);
+            status.changed.wait_for(&mut state, SHRINK_ASK_AGAIN);
         }
     }
 }
@@ -121,8 +105,8 @@ impl<'a> Survey<'a> {
         let now = Instant::now();
         for (rank, view) in self.views.iter_mut().enumerate() {
             let is_late = match *view {
-                View::Alive => now >= if culprits.contains(&rank) { (began + GRACE).min(deadline) } else { deadline },
-                View::Lost(since) => culprits.contains(&rank) || since.elapsed() >= OUT_OF_REACH || now >= deadline,
+                View::Alive => now >= if culprits.contains(&rank) { (began + SHRINK_JOIN).min(deadline) } else { deadline },
+                View::Lost(since) => culprits.contains(&rank) || since.elapsed() >= SHRINK_OUT_OF_REACH || now >= deadline,
                 View::Joined | View::Out => false,
             };
             if is_late {
@@ -156,7 +140,7 @@ impl<'a> Survey<'a> {
         }
         let decision = Decision { nonce: mix(nonce, ballot), members };
         let accepted = AtomicBool::new(others.is_empty());
-        ask_all(control, &others, &Query::Decided(decision.clone(), ballot), PATIENCE, |_, reply| {
+        ask_all(control, &others, &Query::Decided(decision.clone(), ballot), SHRINK_QUERY, |_, reply| {
             let Ok(Reply::Joins { decision: Some(theirs), .. }) = reply else { return };
             if theirs == decision {
                 accepted.store(true, Ordering::Relaxed);
@@ -183,7 +167,7 @@ impl<'a> Survey<'a> {
     fn call(&mut self, peers: &[Rank], query: &Query) {
         let Survey { status, control, .. } = *self;
         let views = Mutex::new(&mut self.views);
-        ask_all(control, peers, query, PATIENCE, |peer, reply| {
+        ask_all(control, peers, query, SHRINK_QUERY, |peer, reply| {
             let view = &mut views.lock()[peer];
             *view = next_view(status, *view, reply);
         });
@@ -218,6 +202,7 @@ fn next_view(status: &CommStatus, view: View, reply: Result<Reply, QueryError>) 
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicU64;
+    use std::time::Duration;
 
     use super::super::board::StatusBoard;
     use super::*;

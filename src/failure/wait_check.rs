@@ -1,17 +1,11 @@
 //! What a thread asks while it waits for peers: whether to go on. A binding runs the signal handlers
 //! of its language there.
 
+use crate::timeouts::{LEAST_WAIT_CHECK, WAIT_CHECK};
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-
-/// How often a thread asks while it waits.
-pub(crate) const INTERVAL: Duration = Duration::from_millis(50);
-
-/// The least time between two checks: links may wake a thread much more often than it asks, and a
-/// check may wait for the lock of an interpreter.
-const LEAST: Duration = Duration::from_millis(40);
 
 type Check = Rc<dyn Fn() -> bool>;
 
@@ -70,7 +64,7 @@ pub(crate) fn has_stopped() -> bool {
 
 #[cold]
 fn asks(is_inside: bool) -> bool {
-    let is_due = ASKED.get().is_none_or(|at| at.elapsed() >= LEAST);
+    let is_due = ASKED.get().is_none_or(|at| at.elapsed() >= LEAST_WAIT_CHECK);
     if !is_due || IS_INSIDE.get() {
         return true;
     }
@@ -87,7 +81,7 @@ fn asks(is_inside: bool) -> bool {
 
 /// Returns how long this thread may wait before it asks again.
 pub(crate) fn longest_nap() -> Duration {
-    if IS_SET.get() { INTERVAL } else { Duration::MAX }
+    if IS_SET.get() { WAIT_CHECK } else { Duration::MAX }
 }
 
 /// The check runs inside a call that waits.
@@ -160,7 +154,12 @@ mod tests {
             let began = Instant::now();
             (0..20_000).for_each(|_| zero.barrier().unwrap());
             set_wait_check(None);
-            assert!(LEAST * count.get() <= began.elapsed() + LEAST, "{} checks in {:?}", count.get(), began.elapsed());
+            assert!(
+                LEAST_WAIT_CHECK * count.get() <= began.elapsed() + LEAST_WAIT_CHECK,
+                "{} checks in {:?}",
+                count.get(),
+                began.elapsed()
+            );
         });
     }
 

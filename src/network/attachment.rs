@@ -7,11 +7,12 @@
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::network::identity::{Identity, Run};
 use crate::network::peer_info::PeerInfo;
 use crate::sys::{self, NotOpened};
+use crate::timeouts::FILE_SYSTEM;
 use crate::types::Rank;
 use crate::wire::{Reader, Writer, hexadecimal};
 
@@ -20,9 +21,6 @@ const MAGIC: &[u8; 12] = b"kolo-attach\x01";
 
 /// The most bytes of a file that are read.
 const LONGEST: u64 = 16 << 20;
-
-/// How long the end of a rank waits for the folder.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What the names of the files end with.
 const SUFFIX: &str = ".attach";
@@ -110,7 +108,7 @@ impl Drop for AttachmentFile {
             return;
         }
         let (folder, path) = (self.path.parent().unwrap_or(&self.path).display().to_string(), self.path.clone());
-        let (kind, until) = (format!("write {folder}"), Instant::now() + PATIENCE);
+        let (kind, until) = (format!("write {folder}"), Instant::now() + FILE_SYSTEM);
         let removed = sys::by_deadline(kind, until, sys::SILENT_FILE, move || sys::remove(&path), |error| error);
         // It holds a secret: without a thread for that, this one removes it.
         if let Err(error) = removed

@@ -11,13 +11,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use super::Network;
 use super::identity::random_number;
 use super::listener::Stream;
 use super::listener::handshake::Purpose;
-use super::{CHECK_INTERVAL, Network};
 use crate::error::Cause;
 use crate::failure::{CancelToken, wait_check};
 use crate::sys::{self, LocalStream, Region};
+use crate::timeouts::{NO_DESCRIPTOR, WAIT_CHECK};
 use crate::transport::{NoLink, cause_of};
 use crate::types::Rank;
 
@@ -61,9 +62,6 @@ impl Failed {
     }
 }
 
-/// How long this process may have no descriptor left while it waits for a connection.
-const SHORT: Duration = Duration::from_secs(1);
-
 const YES: u8 = 1;
 const NO: u8 = 0;
 
@@ -84,7 +82,7 @@ impl HostSetup<'_> {
         let shortage = || {
             let error = sys::resource_shortage();
             short_since.set(error.as_ref().map(|_| short_since.get().unwrap_or_else(Instant::now)));
-            error.filter(|_| short_since.get().is_some_and(|since: Instant| since.elapsed() >= SHORT))
+            error.filter(|_| short_since.get().is_some_and(|since: Instant| since.elapsed() >= NO_DESCRIPTOR))
         };
         for &other in others {
             let to = self.members[other];
@@ -342,7 +340,7 @@ fn read(
     absence: impl Fn() -> Option<Cause>,
 ) -> Result<(), Failed> {
     while !buf.is_empty() {
-        match stream.until(deadline.min(Instant::now() + CHECK_INTERVAL)).read(buf) {
+        match stream.until(deadline.min(Instant::now() + WAIT_CHECK)).read(buf) {
             Ok(0) => return Err(failed(peer, io::ErrorKind::UnexpectedEof.into())),
             Ok(count) => buf = &mut buf[count..],
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -14,11 +14,9 @@ use crate::network::listener::handshake::{Hello, Purpose};
 use crate::network::listener::{Handler, Stream};
 use crate::observe;
 use crate::sys::Waker;
+use crate::timeouts::WAIT_CHECK;
 use crate::transport::NoLink;
 use crate::types::Rank;
-
-/// How often a rank that waits for another rank checks whether that one will still come.
-pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The most connections that wait for one communicator from one peer.
 const MOST_WAITING: usize = 128;
@@ -131,7 +129,7 @@ impl Mailbox {
             if let Some(error) = self.refusal() {
                 return Err(NoLink::Own(error));
             }
-            if self.changed.wait_until(&mut arrived, deadline.min(Instant::now() + CHECK_INTERVAL)).timed_out() {
+            if self.changed.wait_until(&mut arrived, deadline.min(Instant::now() + WAIT_CHECK)).timed_out() {
                 MutexGuard::unlocked(&mut arrived, wait_check::go_on).map_err(NoLink::Own)?;
                 if let Some(why) = absence() {
                     return Err(why);

@@ -37,5 +37,5 @@ mod rails;
 mod region_exchange;
 pub(crate) mod topology;
 
-pub(crate) use mailbox::{CHECK_INTERVAL, Dispatcher, Mailbox};
+pub(crate) use mailbox::{Dispatcher, Mailbox};
 pub(crate) use process::{LinkSettings, Network};

@@ -1,7 +1,7 @@
 //! What a process offers to those that watch the job.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::attachment::{Attachment, AttachmentFile};
 use crate::config::Settings;
@@ -12,6 +12,7 @@ use crate::network::peer_info::PeerInfo;
 use crate::observe::exporter::Exporter;
 use crate::observe::exposition::Target;
 use crate::sys;
+use crate::timeouts::FILE_SYSTEM;
 use crate::types::Rank;
 
 /// What a process offers, until this is dropped.
@@ -54,9 +55,6 @@ fn ranks_before(rank: Rank, peers: &[PeerInfo]) -> usize {
     peers[..rank].iter().filter(is_here).count()
 }
 
-/// How long the other ranks wait for a folder that does not answer.
-const PATIENCE: Duration = Duration::from_secs(1);
-
 /// Writes the file by which `kolo top` finds the job.
 fn write_file(
     settings: &Settings,
@@ -69,7 +67,7 @@ fn write_file(
     let attachment = Attachment::new(identity, peers)?;
     let name = folder.display().to_string();
     let write = move || attachment.write(&folder, rank);
-    let deadline = deadline.min(Instant::now() + PATIENCE);
+    let deadline = deadline.min(Instant::now() + FILE_SYSTEM);
     let written = sys::by_deadline(format!("write {name}"), deadline, sys::SILENT_FILE, write, |error| error);
     written
         .inspect_err(|error| crate::log::warn!(%error, folder = name, "cannot write the file by which `kolo top` finds the job"))

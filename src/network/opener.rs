@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use mio::{Interest, Registry, Token};
 
-use super::mailbox::CHECK_INTERVAL;
 use super::process::{Network, cannot_connect};
-use super::rails::{self, PATIENCE_OF_ACCEPTOR, RailOpening};
+use super::rails::{self, RailOpening};
 use crate::error::Cause;
 use crate::network::listener::handshake::{Hello, Purpose};
 use crate::network::listener::{Connector, DialError, Stream};
 use crate::sys::{self, LocalStream, Process, TcpStream, Waker};
+use crate::timeouts::{OTHER_RAILS_OF_ACCEPTOR, WAIT_CHECK};
 use crate::transport::tls::End;
 use crate::transport::{Link, NoLink, Opener, is_end_of_peer, shm};
 use crate::types::Rank;
@@ -174,7 +174,7 @@ impl NetworkOpener {
     /// Takes the connections of a link that a peer opens, once all have come.
     fn arrived_link(&self, peer: Rank) -> Option<Arrived> {
         let from = self.members[peer];
-        let patience = self.network.has_rails(from).then_some(PATIENCE_OF_ACCEPTOR);
+        let patience = self.network.has_rails(from).then_some(OTHER_RAILS_OF_ACCEPTOR);
         let streams = self.network.mailbox.link_streams(self.comm_id, from, patience)?;
         let mut lanes = Vec::with_capacity(streams.len());
         for stream in streams {
@@ -238,7 +238,7 @@ impl Opener for NetworkOpener {
             None => {
                 let from = self.members[peer];
                 let waits = self.network.has_rails(from) && self.network.mailbox.has_some_of_link(self.comm_id, from);
-                waits.then_some(CHECK_INTERVAL)
+                waits.then_some(WAIT_CHECK)
             }
         }
     }

@@ -8,7 +8,7 @@ use mio::{Events, Token};
 use parking_lot::Mutex;
 
 use super::exported::ExportedRegions;
-use super::mailbox::{CHECK_INTERVAL, Mailbox};
+use super::mailbox::Mailbox;
 use super::offered::Offered;
 use crate::config::{CongestionControl, Settings};
 use crate::error::{Cause, Result};
@@ -18,6 +18,7 @@ use crate::network::listener::handshake::{Hello, Purpose, Refusal};
 use crate::network::listener::{Connector, DialError, Listener, Stream, Target};
 use crate::network::peer_info::PeerInfo;
 use crate::sys::{self, LocalStream, Poll, Process, Reserve, TcpStream};
+use crate::timeouts::WAIT_CHECK;
 use crate::transport::rail_link::RailLink;
 use crate::transport::tls::{End, Tls};
 use crate::transport::{Link, NoLink, congestion, tcp};
@@ -203,7 +204,7 @@ impl Network {
                 let address = connector.target().to_string();
                 return Err(Cause::Unreachable { address, kind: io::ErrorKind::TimedOut }.into());
             }
-            let timeout = connector.left().unwrap_or(CHECK_INTERVAL).min(CHECK_INTERVAL).min(left);
+            let timeout = connector.left().unwrap_or(WAIT_CHECK).min(WAIT_CHECK).min(left);
             match poll.poll(&mut events, Some(timeout)) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 result => result.map_err(NoLink::Own)?,

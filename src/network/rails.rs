@@ -12,16 +12,9 @@ use crate::network::address::{self, is_within};
 use crate::network::identity::Identity;
 use crate::network::listener::{Connector, Stream, Target};
 use crate::sys::TcpStream;
+use crate::timeouts::OTHER_RAILS;
 use crate::transport::NoLink;
 use crate::types::Rank;
-
-/// How long the other connections of a link may take once one of them is there. Then the link opens
-/// without the rest.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
-
-/// As [`PATIENCE`], for the rank that accepts: longer, so that it does not open the link without a
-/// connection that the peer counts on.
-pub(super) const PATIENCE_OF_ACCEPTOR: Duration = Duration::from_secs(3);
 
 /// The most connections of one link.
 const MOST_LANES: usize = 64;
@@ -131,7 +124,7 @@ impl RailOpening {
                 _ => None,
             })
         };
-        let is_over = connecting().next().is_none() || self.first.is_some_and(|first| first.elapsed() >= PATIENCE);
+        let is_over = connecting().next().is_none() || self.first.is_some_and(|first| first.elapsed() >= OTHER_RAILS);
         if !is_over {
             return Ok(None);
         }
@@ -160,7 +153,7 @@ impl RailOpening {
             Lane::Connecting(connector) => connector.left(),
             _ => None,
         });
-        connectors.chain(self.first.map(|first| PATIENCE.saturating_sub(first.elapsed()))).min()
+        connectors.chain(self.first.map(|first| OTHER_RAILS.saturating_sub(first.elapsed()))).min()
     }
 }
 

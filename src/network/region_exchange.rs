@@ -3,17 +3,15 @@
 
 use std::io::{self, Read};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::process::Network;
 use crate::host_group::RegionExchange;
 use crate::network::listener::handshake::Purpose;
 use crate::network::listener::{self, DialError};
 use crate::sys::{Process, Region};
+use crate::timeouts::REGION_PAUSE;
 use crate::types::Rank;
-
-/// The pause before an attempt whose predecessor was cut short.
-const PAUSE: Duration = Duration::from_millis(1);
 
 /// Exports regions between processes.
 pub(crate) struct NetworkRegions {
@@ -60,7 +58,7 @@ impl RegionExchange for NetworkRegions {
             if !is_cut || Instant::now() >= deadline {
                 return Err(error);
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(REGION_PAUSE);
         }
     }
 

@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use mio::{Events, Token};
 
@@ -16,15 +15,10 @@ use crate::config::MetricsAddress;
 use crate::error::{Error, Result};
 use crate::failure::StatusBoard;
 use crate::sys::{self, Poll, ScrapeListener, Waker};
-
-/// How long a client may take in all.
-const PATIENCE: Duration = Duration::from_secs(2);
+use crate::timeouts::{METRICS_ACCEPT_PAUSE, METRICS_CLIENT};
 
 /// The most bytes of a request.
 const LONGEST: usize = 8 << 10;
-
-/// The pause after a failure to accept.
-const PAUSE: Duration = Duration::from_millis(100);
 
 const WAKER: Token = Token(0);
 const LISTENER: Token = Token(1);
@@ -118,7 +112,7 @@ fn serve(mut poll: Poll, listener: &ScrapeListener, stop: &AtomicBool, text: imp
             if stop.load(Ordering::Acquire) {
                 return Ok(());
             }
-            match listener.accept(PATIENCE) {
+            match listener.accept(METRICS_CLIENT) {
                 Ok(mut stream) => {
                     if let Err(error) = respond(&mut stream, &text) {
                         crate::log::debug!(%error, "a client did not get the metrics");
@@ -129,7 +123,7 @@ fn serve(mut poll: Poll, listener: &ScrapeListener, stop: &AtomicBool, text: imp
                 Err(error) if sys::is_refused(&error) => return Err(error),
                 Err(error) => {
                     crate::log::debug!(%error, "cannot accept a client of metrics at the moment");
-                    pause = Some(PAUSE);
+                    pause = Some(METRICS_ACCEPT_PAUSE);
                     break;
                 }
             }
@@ -184,6 +178,7 @@ fn status_of(request: &[u8], is_all: bool) -> Option<&'static str> {
 mod tests {
     use std::io::Cursor;
     use std::net::TcpStream;
+    use std::time::Duration;
 
     use super::*;
 

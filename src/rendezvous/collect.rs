@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use super::join::ANOTHER_START;
 use super::store_keys::{TABLE, key_share_of, peer_info_of, refusal_read_by, secret_for};
-use super::timing::{GRACE, POLL_INTERVAL};
 use crate::config::SharedSettings;
 use crate::error::{Error, Result, StoreError};
 use crate::network::identity::{Identity, random, random_secret};
@@ -16,6 +15,7 @@ use crate::rendezvous::peer_table::{OwnFailure, PeerTable, Refusal};
 use crate::rendezvous::run_info::{self, RunInfo, Source};
 use crate::rendezvous::signed::{SignedStore, in_run};
 use crate::rendezvous::start::Start;
+use crate::timeouts::{REASON_GRACE, RUN_INFO_CHECK};
 use crate::types::Rank;
 
 /// Returns rank 0's endpoint, the identity of the run, and the table that it has published.
@@ -25,7 +25,7 @@ pub(super) fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(
     let endpoint = Endpoint::open(start, ip, &identity)?;
     let mine = endpoint.peer(start)?;
     let signed = SignedStore::new(start.store, &identity);
-    let patience = start.left().max(POLL_INTERVAL);
+    let patience = start.left().max(RUN_INFO_CHECK);
     start.at_store(start.store.set(run_info::NAME, &run_info.encode(), patience))?;
     start.at_store(signed.claim(&peer_info_of(0), 0, &mine.encode(), patience))?;
 
@@ -57,7 +57,7 @@ pub(super) fn collect(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(
             return Err(second_rank_0(start, &mine, &other)?);
         }
     };
-    start.at_store(signed.set(TABLE, 0, &table.encode(), GRACE))?;
+    start.at_store(signed.set(TABLE, 0, &table.encode(), REASON_GRACE))?;
     if let PeerTable::Refused(refusal) = &table {
         wait_for_readers(start, &signed, refusal)?;
     }
@@ -106,7 +106,7 @@ impl Collector<'_> {
         let first = missing[0];
         let mut has_first_come = false;
         for &rank in missing {
-            let patience = if rank == first { POLL_INTERVAL.min(self.start.left()) } else { Duration::ZERO };
+            let patience = if rank == first { RUN_INFO_CHECK.min(self.start.left()) } else { Duration::ZERO };
             let had_secret = self.has_secret[rank];
             if !had_secret {
                 self.has_secret[rank] = self.hand_out(rank, patience)?;
@@ -165,7 +165,7 @@ impl Collector<'_> {
             std::thread::sleep(patience);
             return Ok(false);
         };
-        start.at_store(start.store.set(&key(secret_for(rank)), &wrapped, start.left().max(POLL_INTERVAL)))?;
+        start.at_store(start.store.set(&key(secret_for(rank)), &wrapped, start.left().max(RUN_INFO_CHECK)))?;
         Ok(true)
     }
 }
@@ -177,7 +177,7 @@ fn wait_for_readers(start: &Start<'_>, signed: &SignedStore<'_>, refusal: &Refus
         Refusal::Failed(failure) => std::slice::from_ref(&failure.rank),
         _ => &[],
     };
-    let until = Instant::now() + GRACE;
+    let until = Instant::now() + REASON_GRACE;
     for rank in (1..start.world_size).filter(|rank| !absent.contains(rank)) {
         let patience = until.saturating_duration_since(Instant::now());
         // The value is not authenticated: it only ends the wait.
@@ -200,7 +200,7 @@ fn second_rank_0(start: &Start<'_>, mine: &PeerInfo, announced: &[u8]) -> Result
     if other.as_ref().is_some_and(|other| start.identity.has_secret() && !run_info.is_of(run_info::NAME, start.store, other)) {
         return Ok(forged());
     }
-    let peer = other.map(|other| SignedStore::new(start.store, &other).get(&peer_info_of(0), 0, POLL_INTERVAL));
+    let peer = other.map(|other| SignedStore::new(start.store, &other).get(&peer_info_of(0), 0, RUN_INFO_CHECK));
     let peer = peer.and_then(|peer| PeerInfo::decode(&peer.ok()??));
     let first = mine.process();
     let second = match peer {

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use super::store_keys::{HOSTS, host_of};
-use super::timing::{GRACE, POLL_INTERVAL};
 use crate::error::{Error, Result, StoreError};
 use crate::network::identity::Identity;
 use crate::rendezvous::peer_table::OwnFailure;
 use crate::rendezvous::signed::SignedStore;
 use crate::rendezvous::start::Start;
+use crate::timeouts::{REASON_GRACE, RUN_INFO_CHECK};
 use crate::types::Rank;
 use crate::wire::{Reader, Writer};
 
@@ -19,7 +19,7 @@ use crate::wire::{Reader, Writer};
 /// hosts of all ranks.
 pub(crate) fn exchange_hosts(start: &Start<'_>, identity: &Identity, together: &[Rank]) -> Result<Vec<usize>> {
     let signed = SignedStore::new(start.store, identity);
-    let patience = start.left().max(POLL_INTERVAL);
+    let patience = start.left().max(RUN_INFO_CHECK);
     let timed_out = |key: &str| -> Error {
         let problem = StoreError::Timeout { key: signed.name(key), waited: patience };
         problem.at(start.store.url())
@@ -28,7 +28,7 @@ pub(crate) fn exchange_hosts(start: &Start<'_>, identity: &Identity, together: &
         start.at_store(signed.set(&host_of(start.rank), start.rank, &encode(together), patience))?;
     }
     if start.rank != 0 {
-        let bytes = wait_for(start, &signed, HOSTS, 0, GRACE)?;
+        let bytes = wait_for(start, &signed, HOSTS, 0, REASON_GRACE)?;
         if let Some(failure) = bytes.as_ref().and_then(|bytes| OwnFailure::decode(bytes)) {
             return Err(failure.error());
         }
@@ -43,7 +43,7 @@ pub(crate) fn exchange_hosts(start: &Start<'_>, identity: &Identity, together: &
                 Ok(bytes) => bytes.ok_or_else(|| timed_out(&host_of(rank)))?,
                 Err(Absent::Store(error)) => return Err(error),
                 Err(Absent::Ended(failure)) => {
-                    start.at_store(signed.set(HOSTS, 0, &failure.encode(), GRACE))?;
+                    start.at_store(signed.set(HOSTS, 0, &failure.encode(), REASON_GRACE))?;
                     return Err(failure.error());
                 }
             };
@@ -84,11 +84,11 @@ fn wait_for(
     writer: Rank,
     grace: Duration,
 ) -> Result<Option<Vec<u8>>, Absent> {
-    let until = Instant::now() + start.left().max(POLL_INTERVAL) + grace;
+    let until = Instant::now() + start.left().max(RUN_INFO_CHECK) + grace;
     loop {
         let left = until.saturating_duration_since(Instant::now());
         // Only the ranks of a growth know which ranks have ended.
-        let patience = if start.absence.is_some() { left.min(POLL_INTERVAL) } else { left };
+        let patience = if start.absence.is_some() { left.min(RUN_INFO_CHECK) } else { left };
         let bytes = start.at_store(signed.get(key, writer, patience)).map_err(Absent::Store)?;
         if bytes.is_some() || Instant::now() >= until {
             return Ok(bytes);

@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 
 use super::attempt::{Attempt, comes_again};
 use super::store_keys::{TABLE, key_share_of, peer_info_of, secret_for, standby_of};
-use super::timing::{GRACE, PAUSE, POLL_INTERVAL};
 use crate::error::{Error, Result, StoreError};
 use crate::network::identity::{Identity, MAC, Run};
 use crate::network::listener::handshake::{Hello, Purpose, Refusal};
@@ -23,6 +22,7 @@ use crate::rendezvous::run_info::{self, RunInfo, Source};
 use crate::rendezvous::signed::{SignedStore, in_run};
 use crate::rendezvous::start::Start;
 use crate::sys;
+use crate::timeouts::{LAST_PROBE, PROBE_PAUSE, RANK_CONFLICT, REASON_GRACE, RUN_INFO_CHECK, VALUE_PAUSE};
 use crate::types::Rank;
 
 /// How far this rank has come in a run.
@@ -78,7 +78,7 @@ enum Found {
 pub(super) fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(Endpoint, Identity, PeerTable)> {
     let mut announced: Option<Vec<u8>> = None;
     let mut state = JoinState::Nothing;
-    let last_look = start.deadline - (start.left() / 4).min(LAST_LOOK);
+    let last_look = start.deadline - (start.left() / 4).min(LAST_PROBE);
     let mut seen = Seen { last_look, other_job: None, zero: None, living: None, dialled: None };
     let (mut end, mut gone) = (None, None);
     loop {
@@ -86,11 +86,11 @@ pub(super) fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(End
             return Err(failure.error());
         }
         let now = Instant::now();
-        let is_late = now >= start.deadline && (now >= start.deadline + GRACE || !may_hear_of_rank_0(start, &state));
+        let is_late = now >= start.deadline && (now >= start.deadline + REASON_GRACE || !may_hear_of_rank_0(start, &state));
         let patience = match now < start.deadline {
-            true => POLL_INTERVAL.min(start.left()),
+            true => RUN_INFO_CHECK.min(start.left()),
             false if is_late => Duration::ZERO,
-            false => POLL_INTERVAL,
+            false => RUN_INFO_CHECK,
         };
         let current = match (start.store.get(run_info::NAME, patience), end.take()) {
             // Another job has left this file. Rank 0 will replace it.
@@ -111,7 +111,7 @@ pub(super) fn join(start: &Start<'_>, ip: IpAddr, began: Instant) -> Result<(End
         // A file ends when all ranks have joined. Rank 0 also removes the file of a former run, and
         // announces another run soon.
         gone = if current.is_none() && announced.is_some() { gone.or(Some(now)) } else { None };
-        if gone.is_some_and(|since| since.elapsed() >= CONFLICT_PATIENCE)
+        if gone.is_some_and(|since| since.elapsed() >= RANK_CONFLICT)
             && let Some(error) = taken(start, &state).or_else(|| started_without(start, &state, &seen))
         {
             return Err(error);
@@ -168,7 +168,7 @@ struct Seen {
 impl Seen {
     /// Returns whether this rank may dial an address that is not authenticated again.
     fn may_dial(&mut self) -> bool {
-        let may = self.dialled.is_none_or(|at| at.elapsed() >= DIAL_PAUSE);
+        let may = self.dialled.is_none_or(|at| at.elapsed() >= PROBE_PAUSE);
         if may {
             self.dialled = Some(Instant::now());
         }
@@ -190,7 +190,7 @@ fn advance(start: &Start<'_>, ip: IpAddr, state: JoinState, seen: &mut Seen, is_
             Advanced::Waits(learn(start, ip, waiting, seen)?, None)
         }
         JoinState::AwaitsSecret(AwaitsSecret { run, conflict: Some((ref holder, since)), .. })
-            if since.elapsed() >= CONFLICT_PATIENCE && seen.may_dial() && listens(start, &run) =>
+            if since.elapsed() >= RANK_CONFLICT && seen.may_dial() && listens(start, &run) =>
         {
             return Err(rank_taken(start, &holder.process, holder.shown()));
         }
@@ -211,7 +211,7 @@ fn advance(start: &Start<'_>, ip: IpAddr, state: JoinState, seen: &mut Seen, is_
         }
         // The run info has to change.
         other => {
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(VALUE_PAUSE);
             Advanced::Waits(other, None)
         }
     })
@@ -256,7 +256,7 @@ fn rank_0(signed: &SignedStore<'_>) -> Option<PeerInfo> {
 /// the run info. So another process has this rank.
 fn started_without(start: &Start<'_>, state: &JoinState, seen: &Seen) -> Option<Error> {
     let (JoinState::Listening { identity, .. } | JoinState::Missed(identity)) = state else { return None };
-    let zero = seen.zero.as_ref().filter(|zero| answers(start, identity, zero, POLL_INTERVAL));
+    let zero = seen.zero.as_ref().filter(|zero| answers(start, identity, zero, RUN_INFO_CHECK));
     zero.map(|_| Error::RankTaken { rank: start.rank, first: "another process".to_owned(), second: start.process() })
 }
 
@@ -284,7 +284,7 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8], seen: &mut Seen) -> Re
             let Some(attempt) = Attempt::begin(start, run) else { return Ok(JoinState::Former) };
             let mine = KeyShare { public: attempt.keys.public, process: start.process() };
             let key = in_run(&run, &key_share_of(start.rank));
-            let patience = start.left().max(POLL_INTERVAL);
+            let patience = start.left().max(RUN_INFO_CHECK);
             let holder = start.at_store(start.store.claim(&key, &mine.encode(), patience))?;
             let holder = KeyShare::decode(&holder);
             if holder.is_none() {
@@ -302,12 +302,12 @@ fn begin(start: &Start<'_>, ip: IpAddr, announced: &[u8], seen: &mut Seen) -> Re
 /// Checks whether rank 0 has sent the secret.
 fn learn(start: &Start<'_>, ip: IpAddr, waiting: AwaitsSecret, seen: &mut Seen) -> Result<JoinState> {
     let AwaitsSecret { ref attempt, run, theirs, .. } = waiting;
-    let Some(wrapped) = start.at_store(start.store.get(&in_run(&run, &secret_for(start.rank)), POLL_INTERVAL))? else {
+    let Some(wrapped) = start.at_store(start.store.get(&in_run(&run, &secret_for(start.rank)), RUN_INFO_CHECK))? else {
         // Another process may have overwritten this rank's public key with something else.
         let key = in_run(&run, &key_share_of(start.rank));
         let holder = start.at_store(start.store.get(&key, Duration::ZERO))?;
         if holder.is_none_or(|holder| KeyShare::decode(&holder).is_none()) {
-            start.at_store(start.store.set(&key, &waiting.mine.encode(), start.left().max(POLL_INTERVAL)))?;
+            start.at_store(start.store.set(&key, &waiting.mine.encode(), start.left().max(RUN_INFO_CHECK)))?;
         }
         return Ok(JoinState::AwaitsSecret(waiting));
     };
@@ -315,7 +315,7 @@ fn learn(start: &Start<'_>, ip: IpAddr, waiting: AwaitsSecret, seen: &mut Seen) 
     let Some(secret) = exchange.unwrap(&attempt.keys, &wrapped) else {
         // Rank 0 will overwrite it. In a store without claims, the value may be for another process
         // that had this rank.
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(VALUE_PAUSE);
         return Ok(JoinState::AwaitsSecret(AwaitsSecret { is_forged: true, ..waiting }));
     };
     announce_self(start, ip, waiting.attempt, start.identity.clone().of_run(run, secret).agreed(), seen)
@@ -327,15 +327,15 @@ fn announce_self(start: &Start<'_>, ip: IpAddr, attempt: Attempt, identity: Iden
     let signed = SignedStore::new(start.store, &identity);
     let endpoint = Endpoint::open(start, ip, &identity).inspect_err(|error| {
         let failure = OwnFailure { rank: start.rank, host: start.host(), pid: std::process::id(), why: error.to_string() };
-        if let Err(problem) = signed.claim(&peer_info_of(start.rank), start.rank, &failure.encode(), GRACE) {
+        if let Err(problem) = signed.claim(&peer_info_of(start.rank), start.rank, &failure.encode(), REASON_GRACE) {
             crate::log::debug!(%problem, "cannot tell the other ranks why this rank does not start");
         }
     })?;
     let mine = endpoint.peer(start)?;
-    let patience = start.left().max(POLL_INTERVAL);
+    let patience = start.left().max(RUN_INFO_CHECK);
     seen.zero = rank_0(&signed);
     let holder = loop {
-        match signed.claim(&peer_info_of(start.rank), start.rank, &mine.encode(), POLL_INTERVAL) {
+        match signed.claim(&peer_info_of(start.rank), start.rank, &mine.encode(), RUN_INFO_CHECK) {
             // The file has been removed, or another process holds its lock.
             Err(StoreError::Unreachable { .. }) => return Ok(JoinState::Missed(identity)),
             Err(StoreError::Io { source, .. }) if source.kind() == ErrorKind::TimedOut && !start.left().is_zero() => {}
@@ -347,7 +347,7 @@ fn announce_self(start: &Start<'_>, ip: IpAddr, attempt: Attempt, identity: Iden
         start.at_store(signed.set(&standby_of(start.rank), start.rank, &mine.encode(), patience))?;
     }
     let conflict = holder.map(|holder| {
-        let was_alive = answers(start, &identity, &holder, POLL_INTERVAL);
+        let was_alive = answers(start, &identity, &holder, RUN_INFO_CHECK);
         Box::new(Conflict { holder, since: Instant::now(), was_alive })
     });
     Ok(JoinState::Listening { attempt, endpoint, identity, mine: Box::new(mine), conflict })
@@ -364,11 +364,11 @@ fn look_for_table(
     if let Some(Conflict { holder, since, was_alive }) = conflict {
         // Either a living process has this rank, or this is a former run and rank 0 will announce
         // another.
-        let is_due = is_late || since.elapsed() >= CONFLICT_PATIENCE;
-        if is_due && answers(start, identity, holder, POLL_INTERVAL) || is_late && *was_alive {
+        let is_due = is_late || since.elapsed() >= RANK_CONFLICT;
+        if is_due && answers(start, identity, holder, RUN_INFO_CHECK) || is_late && *was_alive {
             return Err(rank_taken(start, &holder.process(), holder.process()));
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(VALUE_PAUSE);
         return Ok(Found::Nothing);
     }
     let signed = SignedStore::new(start.store, identity);
@@ -391,14 +391,14 @@ fn look_for_table(
     // If rank 0 still lives, this start ends like this. Otherwise a former run may have ended like
     // this.
     let Some(end) = end else {
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(VALUE_PAUSE);
         return Ok(Found::Nothing);
     };
     let zero = start.at_store(signed.get(&peer_info_of(0), 0, Duration::ZERO))?.and_then(|bytes| PeerInfo::decode(&bytes));
-    if is_late || zero.is_some_and(|zero| answers(start, identity, &zero, GRACE)) {
+    if is_late || zero.is_some_and(|zero| answers(start, identity, &zero, REASON_GRACE)) {
         return end.map(|refusal| Found::PeerTable(PeerTable::Refused(refusal)));
     }
-    std::thread::sleep(PAUSE);
+    std::thread::sleep(VALUE_PAUSE);
     Ok(Found::End(end.map_or_else(|error| error, |refusal| refusal.error(&start.store.url()))))
 }
 
@@ -406,8 +406,8 @@ fn look_for_table(
 /// is longer, so that the ranks that wait do not keep the store busy: the store answers each of them
 /// twice in that time. It ends before the last look at the other ranks.
 fn table_patience(start: &Start<'_>) -> Duration {
-    let patience = POLL_INTERVAL * (1 + start.world_size / RANKS_OF_A_POLL).try_into().unwrap_or(u32::MAX);
-    patience.min(start.left().saturating_sub(LAST_LOOK)).max(POLL_INTERVAL)
+    let patience = RUN_INFO_CHECK * (1 + start.world_size / RANKS_OF_A_POLL).try_into().unwrap_or(u32::MAX);
+    patience.min(start.left().saturating_sub(LAST_PROBE)).max(RUN_INFO_CHECK)
 }
 
 /// Returns why this rank has not met the others by the deadline.
@@ -431,24 +431,13 @@ fn too_late(start: &Start<'_>, state: JoinState, seen: Seen, began: Instant) -> 
 /// The second process of an error, if it is the first one, too.
 pub(super) const ANOTHER_START: &str = "another start in that process";
 
-/// How long a rank waits before it checks whether the process that has its rank lives: a former run
-/// may be about to end.
-const CONFLICT_PATIENCE: Duration = Duration::from_millis(700);
-
-/// The least pause between two connections to an address that any process may have written.
-const DIAL_PAUSE: Duration = Duration::from_millis(200);
-
-/// How long before the deadline a rank probes the others, if rank 0 does not live. The others still
-/// wait then.
-const LAST_LOOK: Duration = Duration::from_secs(1);
-
-/// How many ranks may look for the table in a [`POLL_INTERVAL`].
+/// How many ranks may look for the table in a [`RUN_INFO_CHECK`].
 const RANKS_OF_A_POLL: usize = 1024;
 
 /// The most ranks that a rank other than 0 checks for.
 const MOST_NAMED: usize = 1024;
 
-/// The most ranks that are probed at once. A probe of an unreachable rank takes [`POLL_INTERVAL`].
+/// The most ranks that are probed at once. A probe of an unreachable rank takes [`RUN_INFO_CHECK`].
 const PROBES_AT_ONCE: usize = 64;
 
 /// Returns whether the process that wrote a peer info lives: its listener admits ranks of this run,
@@ -465,7 +454,7 @@ fn listens(start: &Start<'_>, run: &Run) -> bool {
     let stored = start.store.get(&in_run(run, &peer_info_of(start.rank)), Duration::ZERO);
     let holder = stored.ok().flatten().and_then(|stored| PeerInfo::decode(stored.get(MAC..)?));
     let connects =
-        |address: SocketAddr| sys::above_standard(|| std::net::TcpStream::connect_timeout(&address, POLL_INTERVAL)).is_ok();
+        |address: SocketAddr| sys::above_standard(|| std::net::TcpStream::connect_timeout(&address, RUN_INFO_CHECK)).is_ok();
     holder.is_some_and(|holder| connects(holder.address))
 }
 
@@ -475,7 +464,7 @@ fn lives(start: &Start<'_>, identity: &Identity, rank: Rank) -> bool {
     [peer_info_of(rank), standby_of(rank)].iter().any(|name| {
         let stored = signed.get(name, rank, Duration::ZERO);
         let peer = stored.ok().flatten().and_then(|bytes| PeerInfo::decode(&bytes)).filter(|peer| peer.rank == rank);
-        peer.is_some_and(|peer| answers(start, identity, &peer, POLL_INTERVAL))
+        peer.is_some_and(|peer| answers(start, identity, &peer, RUN_INFO_CHECK))
     })
 }
 
@@ -564,7 +553,7 @@ mod tests {
     #[test]
     fn ranks_that_do_not_answer_are_not_living() {
         const WORLD: usize = 16;
-        let deadline = Instant::now() + POLL_INTERVAL * (WORLD as u32 / 2);
+        let deadline = Instant::now() + RUN_INFO_CHECK * (WORLD as u32 / 2);
         let identity = Identity::new("job", Some([7; 32]));
         let store = store::open(&StoreUrl::Hash("silent".to_owned()), true, &identity, deadline).unwrap();
         let settings = Settings::default();

@@ -6,7 +6,6 @@ use std::time::Instant;
 use super::collect::collect;
 use super::join::join;
 use super::store_keys::refusal_read_by;
-use super::timing::GRACE;
 use crate::config::SharedSettings;
 use crate::error::Result;
 use crate::network::identity::Identity;
@@ -15,6 +14,7 @@ use crate::rendezvous::endpoint::Endpoint;
 use crate::rendezvous::peer_table::PeerTable;
 use crate::rendezvous::signed::SignedStore;
 use crate::rendezvous::start::Start;
+use crate::timeouts::REASON_GRACE;
 
 /// What a rank knows after the rendezvous.
 pub(crate) struct Membership {
@@ -31,7 +31,7 @@ pub(crate) fn gather_members(start: &Start<'_>, ip: IpAddr, began: Instant) -> R
     let (endpoint, identity, table) = if start.rank == 0 { collect(start, ip, began)? } else { join(start, ip, began)? };
     if let (PeerTable::Refused(_), true) = (&table, start.rank != 0) {
         let signed = SignedStore::new(start.store, &identity);
-        start.at_store(signed.set(&refusal_read_by(start.rank), start.rank, &[], GRACE))?;
+        start.at_store(signed.set(&refusal_read_by(start.rank), start.rank, &[], REASON_GRACE))?;
     }
     match table {
         PeerTable::Members { peers, settings } => Ok(Membership { endpoint, identity, peers, settings }),

@@ -37,7 +37,7 @@
 //! | `hosts` | exchanges which ranks share a host |
 //! | `admission` | admits newcomers to a communicator that grows |
 //! | `observer`, `observe` | what a process that is no rank learns of a job |
-//! | `store_keys`, `timing` | the keys in the store, and how long to wait for a value |
+//! | `store_keys` | the keys in the store |
 
 pub(crate) mod admission;
 mod attempt;
@@ -60,7 +60,6 @@ mod store_keys;
 pub(crate) mod store_source;
 #[cfg(test)]
 mod tests;
-mod timing;
 
 pub(crate) use connect::{Connected, connect, peer_failed};
 pub(crate) use peer_table::OwnFailure;

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use super::hosts::exchange_hosts;
 use super::membership::{self, Membership};
 use super::store_keys::{TABLE, key_share_of, peer_info_of, secret_for};
-use super::timing::{GRACE, POLL_INTERVAL};
 use crate::config::Settings;
 use crate::error::{Error, Result, StoreError};
 use crate::network::identity::Identity;
@@ -14,6 +13,7 @@ use crate::rendezvous::run_info::{self, RunInfo};
 use crate::rendezvous::signed::in_run;
 use crate::rendezvous::start::Start;
 use crate::rendezvous::store::{self, Store, StoreUrl};
+use crate::timeouts::{REASON_GRACE, RUN_INFO_CHECK};
 use crate::types::Rank;
 use crate::wire::hexadecimal;
 
@@ -244,7 +244,7 @@ fn the_end_of_a_former_run_does_not_end_the_next() {
     // In one former run only rank 0 came. The other had another size and was complete.
     for former_size in [2, 1] {
         let store = Recording::new(&format!("former run of {former_size}"), true);
-        let former = gather_members(&store, 0, former_size, Instant::now() + POLL_INTERVAL);
+        let former = gather_members(&store, 0, former_size, Instant::now() + RUN_INFO_CHECK);
         assert_eq!(former.is_err(), former_size == 2);
         drop(former);
         std::thread::scope(|scope| {
@@ -252,7 +252,7 @@ fn the_end_of_a_former_run_does_not_end_the_next() {
             while store.reads_of_table.load(Ordering::Relaxed) < 2 && !one.is_finished() {
                 std::thread::yield_now();
             }
-            gather_members(&store, 0, 2, Instant::now() + 10 * GRACE).map(drop).unwrap();
+            gather_members(&store, 0, 2, Instant::now() + 10 * REASON_GRACE).map(drop).unwrap();
             one.join().unwrap().unwrap();
         });
     }
@@ -393,7 +393,7 @@ fn a_start_continues_one_that_ended_before_it_knew_the_secret() {
         let hidden = View { hides_secrets: true, ..View::new(&store, false) };
         let mut error = None;
         while !store.holds_key(&secret_for(1)) && !zero.is_finished() {
-            error = gather_members(&hidden, 1, 2, Instant::now() + POLL_INTERVAL).err();
+            error = gather_members(&hidden, 1, 2, Instant::now() + RUN_INFO_CHECK).err();
         }
         assert!(matches!(error, Some(Error::Missing { .. })), "{error:?}");
         gather_members(&store, 1, 2, late()).map(drop).unwrap();
@@ -428,7 +428,7 @@ fn a_start_reads_the_keys_of_each_rank_about_once() {
         });
         let reads = store.reads_of_ranks.load(Ordering::Relaxed);
         // While the first rank is missing, rank 0 reads the keys of all ranks in each round.
-        let rounds = 8 + began.elapsed().div_duration_f64(POLL_INTERVAL) as usize;
+        let rounds = 8 + began.elapsed().div_duration_f64(RUN_INFO_CHECK) as usize;
         assert!(reads < rounds * RANKS, "{reads} reads for {RANKS} ranks");
     }
 }
@@ -523,7 +523,7 @@ fn a_rank_makes_as_many_requests_in_a_large_job_as_in_a_small_one() {
             let began = Instant::now();
             let counts = counts_of_a_start(ranks, is_private, given);
             // A rank that waits looks for another run info from time to time.
-            let looks = 2 * began.elapsed().div_duration_f64(POLL_INTERVAL) as usize;
+            let looks = 2 * began.elapsed().div_duration_f64(RUN_INFO_CHECK) as usize;
             let most = |what: usize| counts[1..].iter().map(|count| count[what]).max().unwrap();
             let all = |what: usize| counts.iter().map(|count| count[what]).sum::<usize>();
             println!(

@@ -15,19 +15,7 @@ use crate::error::{Cause, Error, Result};
 use crate::failure::OpContext;
 use crate::sync::Ordering;
 use crate::sys::Region;
-
-/// How long a rank that has failed waits for the peers that write into its registered buffers.
-const PATIENCE_WITH_WRITERS: Duration = Duration::from_millis(100);
-
-/// How long it waits beyond that if its buffers cannot become private memory.
-const LAST_PATIENCE_WITH_WRITERS: Duration = Duration::from_secs(10);
-
-/// How long a rank tries to fetch a peer's region before it checks again whether the peer is alive.
-const FETCH_INTERVAL: Duration = Duration::from_millis(500);
-
-/// How long it tries to fetch an extent of a pool. Without that, operations stage their memory; a
-/// peer that has no file descriptor left cannot hand it over at all.
-const EXTENT_PATIENCE: Duration = Duration::from_secs(2);
+use crate::timeouts::{EXTENT, LAST_WRITERS, MAPPING_CHECK, WRITERS};
 
 /// While this lives, the rank uses registered buffers of its peers. Dropping it ends that, also in
 /// a panic.
@@ -52,7 +40,7 @@ impl Window {
     ) -> Result<io::Result<Arc<Region>>> {
         let began = Instant::now();
         let found = loop {
-            let until = Instant::now() + context.patience_with(self.members[peer], Some(id.into()))?.min(FETCH_INTERVAL);
+            let until = Instant::now() + context.patience_with(self.members[peer], Some(id.into()))?.min(MAPPING_CHECK);
             let found = self.host.fetch_once(self.jobs[peer], id, until);
             if found.is_err()
                 && let Some(cause) = self.why_gone(peer)
@@ -113,7 +101,7 @@ impl Window {
             } else if self.heap.extents() >= MOST_EXTENTS * self.members.len() {
                 None
             } else {
-                let found = self.fetch(context, rank, id, EXTENT_PATIENCE)?;
+                let found = self.fetch(context, rank, id, EXTENT)?;
                 let found = found.inspect_err(|error| crate::log::warn!(%error, "cannot map memory that a peer shares"));
                 found.ok().filter(|region| region.len() as u64 == len)
             };
@@ -175,7 +163,7 @@ impl Window {
     /// to this process and that peer writes elsewhere.
     pub(super) fn take_back_memory(&mut self) {
         let Some(seq) = self.heap.lent_to() else { return };
-        let until = Instant::now() + PATIENCE_WITH_WRITERS;
+        let until = Instant::now() + WRITERS;
         let mut private = None;
         for peer in self.peers() {
             while self.phases.lines.rank_state(peer).borrows.load(Ordering::SeqCst) != 0 && !self.has_ended(peer) {
@@ -188,7 +176,7 @@ impl Window {
                     // The ranks are threads of this process. None of them is stopped alone, so each
                     // reaches its end.
                     Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
-                    Err(error) if Instant::now() >= until + LAST_PATIENCE_WITH_WRITERS => {
+                    Err(error) if Instant::now() >= until + LAST_WRITERS => {
                         let rank = self.members[peer];
                         crate::log::error!(rank, seq, %error, "a rank may still write into a registered buffer of an operation that failed");
                         break;

@@ -1,7 +1,7 @@
 //! How a rank holds a stage for its slots, and finds the stages of its peers.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::flag_area::{FlagArea, LEFT, REVOKED};
 use super::flags::{self, Phases, SLOTS};
@@ -13,12 +13,10 @@ use crate::failure::OpContext;
 use crate::host_group::HostGroup;
 use crate::host_group::stage::{STAGE, Stage};
 use crate::sync::Ordering;
+use crate::timeouts::READERS;
 use crate::types::Rank;
 
 const _: () = assert!(SLOTS * SLOT == STAGE, "a stage has room for a rank's slots");
-
-/// How long a rank waits for its peers to finish with a stage before it makes another one.
-const PATIENCE_WITH_READERS: Duration = Duration::from_millis(1);
 
 impl Window {
     /// The slots of all ranks in a phase.
@@ -38,7 +36,7 @@ impl Window {
         let began = Instant::now();
         let stage = loop {
             // Peers usually finish with an old stage sooner than new memory is made and mapped.
-            let is_long = began.elapsed() >= PATIENCE_WITH_READERS;
+            let is_long = began.elapsed() >= READERS;
             match self.host.take_stage(&self.holder, is_long) {
                 Ok(Some(stage)) => break stage,
                 Err(error) if context.left().is_zero() => {
@@ -47,7 +45,7 @@ impl Window {
                 Ok(None) | Err(_) => {
                     if is_long {
                         context.check()?;
-                        std::thread::sleep(PATIENCE_WITH_READERS);
+                        std::thread::sleep(READERS);
                     }
                     std::thread::yield_now();
                 }

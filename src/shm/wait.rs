@@ -1,7 +1,5 @@
 //! How a rank begins a phase, waits for its peers and compares their calls with its own.
 
-use std::time::Duration;
-
 use super::flag_area::FlagArea;
 use super::flags::{Phases, SLOTS, WORDS, Words};
 use super::groups::{Groups, PhaseGroups};
@@ -11,10 +9,8 @@ use crate::config::FlagLayout;
 use crate::error::{Cause, Error, Result};
 use crate::failure::OpContext;
 use crate::sys::{self, Domains, Processors, Waiting};
+use crate::timeouts::SHM_NAP;
 use crate::types::Descriptor;
-
-/// The longest sleep. After it the rank checks again whether it can go on waiting.
-const NAP: Duration = Duration::from_millis(50);
 
 /// The ranks whose phases a rank waits for.
 #[derive(Clone, Copy)]
@@ -232,7 +228,7 @@ impl Window {
             if self.patience.pause(&mut waiting) {
                 let nap = context.patience_with(self.members[peer], Some(phase.into()))?;
                 self.check_peers_can_reach(context, peer, phase)?;
-                self.phases.sleep(peer, phase, nap.min(NAP));
+                self.phases.sleep(peer, phase, nap.min(SHM_NAP));
             }
         }
         if waiting.is_long() {

@@ -45,7 +45,7 @@ unsafe impl Sync for Held {}
 /// How long [`between_forks`] waits for a thread that forks. That thread may wait for a lock of the
 /// program that this one holds.
 #[cfg(all(unix, not(miri)))]
-const PATIENCE: Duration = Duration::from_millis(200);
+const FORKING: Duration = Duration::from_millis(200);
 
 /// Calls `f` while no other thread of this process forks. So a child finds every lock that is only
 /// taken within `f` open, and the data behind it as before or after `f`. `f` must not fork.
@@ -59,7 +59,7 @@ pub(crate) fn between_forks<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// Takes the lock; `None` if it stays locked for [`PATIENCE`].
+/// Takes the lock; `None` if it stays locked for [`FORKING`].
 #[cfg(all(unix, not(miri)))]
 fn lock() -> Option<MutexGuard<'static, ()>> {
     let mut until = None;
@@ -69,7 +69,7 @@ fn lock() -> Option<MutexGuard<'static, ()>> {
             Err(TryLockError::Poisoned(lock)) => return Some(lock.into_inner()),
             Err(TryLockError::WouldBlock) => {}
         }
-        if Instant::now() >= *until.get_or_insert_with(|| Instant::now() + PATIENCE) {
+        if Instant::now() >= *until.get_or_insert_with(|| Instant::now() + FORKING) {
             return None;
         }
         std::thread::sleep(Duration::from_micros(50));

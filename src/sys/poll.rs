@@ -1,5 +1,6 @@
 //! Waiting for descriptors, and ending such a wait from another thread.
 
+use crate::timeouts::THREAD_END;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -110,14 +111,11 @@ impl Waker {
     }
 }
 
-/// How long [`join`] waits for a thread.
-const JOINING: Duration = Duration::from_secs(5);
-
 /// Waits until a thread has ended that was told to and has nothing left to do. Returns whether it has. If
 /// it does not end in time, it is left behind: code of the program that it runs does not return, or the
 /// program has closed what it waits for.
 pub(crate) fn join(thread: JoinHandle<()>) -> bool {
-    let deadline = Instant::now() + JOINING;
+    let deadline = Instant::now() + THREAD_END;
     let mut pause = Duration::from_micros(10);
     while !thread.is_finished() {
         if Instant::now() >= deadline {

@@ -7,7 +7,7 @@ use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -18,10 +18,8 @@ use crate::error::{Error, Result};
 use crate::schedule::Algorithm;
 use crate::schedule::select::Choice;
 use crate::sys::{self, NotOpened, Timeline};
+use crate::timeouts::FILE_SYSTEM;
 use crate::types::{Member, Rank};
-
-/// How long a failed operation waits for a file system to take what the recorder writes.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The operations of one communicator on one rank.
 pub(crate) struct Recording {
@@ -151,7 +149,7 @@ impl Recorder {
             // One call for the line, because other processes may write to the file.
             opened.write_all(line.as_bytes())
         };
-        if let Err(error) = write_by(Instant::now() + PATIENCE, file, append) {
+        if let Err(error) = write_by(Instant::now() + FILE_SYSTEM, file, append) {
             crate::log::info!(%error, path = %file.display(), "cannot tell the launcher which rank the failure names");
         }
     }
@@ -167,7 +165,7 @@ impl Recorder {
         let Some(folder) = &self.folder else { return };
         let path = folder.join(self.file_name());
         let (to, report) = (path.clone(), self.report(reason));
-        match write_by(Instant::now() + PATIENCE, &path, move || sys::write_file(&to, report.as_bytes())) {
+        match write_by(Instant::now() + FILE_SYSTEM, &path, move || sys::write_file(&to, report.as_bytes())) {
             Ok(()) => crate::log::info!(path = %path.display(), "wrote the last operations of this rank"),
             Err(error) => crate::log::warn!(%error, path = %path.display(), "cannot write the last operations of this rank"),
         }
@@ -244,7 +242,7 @@ mod tests {
                 recording.failed(&Error::Aborted { op: crate::types::Op::Barrier, seq: 1 });
                 sender.send(()).unwrap();
             });
-            failed.recv_timeout(Duration::from_secs(60)).expect("the failure waits for what was planted");
+            failed.recv_timeout(std::time::Duration::from_secs(60)).expect("the failure waits for what was planted");
             assert!(path.symlink_metadata().unwrap().is_file());
             assert!(std::fs::read_to_string(&path).unwrap().contains("\"reason\": \"error\""));
             assert_eq!(std::fs::read(&victim).unwrap(), b"theirs");

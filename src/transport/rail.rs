@@ -10,6 +10,7 @@ use super::stripes::{DROPPED, HEADER, Incoming, encode};
 use crate::buffer::RawSlice;
 use crate::error::Cause;
 use crate::sys::{self, SocketInfo, SocketWatch, TcpStream};
+use crate::timeouts::{RAIL_DOUBT, RAIL_SILENCE};
 
 /// Bytes that a connection may hold before its speed is known.
 const FIRST_BUFFER: usize = 64 << 10;
@@ -27,13 +28,6 @@ const LEAST: u64 = 256 << 10;
 
 /// How much faster a connection may seem from one window to the next unless it is full.
 const RISE: f64 = 1.05;
-
-/// How long a peer's system may leave a rail unanswered while it answers on another one, and how long
-/// the first stripe of one rail may come after that of another: a link sends both when it is made.
-pub(super) const SILENCE: Duration = Duration::from_secs(2);
-
-/// A rail that has been unanswered for so long makes the link ask on the others.
-const DOUBT: Duration = Duration::from_millis(500);
 
 /// Bytes of the stream with their header, kept until the peer's system has them.
 #[derive(Clone)]
@@ -347,12 +341,12 @@ pub(super) fn soonest(loads: impl Iterator<Item = (usize, Load)> + Clone, bytes:
 
 /// Returns whether the peer's system answers on another rail, and no longer on this one.
 pub(super) fn is_silent(this: &SocketInfo, others: impl Iterator<Item = SocketInfo>) -> bool {
-    this.unanswered >= 2 && this.quiet >= SILENCE && others.into_iter().any(|other| other.quiet < this.quiet / 2)
+    this.unanswered >= 2 && this.quiet >= RAIL_SILENCE && others.into_iter().any(|other| other.quiet < this.quiet / 2)
 }
 
 /// Returns whether a rail may be silent, so that the others should ask the peer's system.
 pub(super) fn is_doubtful(this: &SocketInfo) -> bool {
-    this.unanswered >= 1 && this.quiet >= DOUBT
+    this.unanswered >= 1 && this.quiet >= RAIL_DOUBT
 }
 
 #[cfg(test)]

@@ -17,34 +17,14 @@ use mio::{Interest, Registry, Token};
 use parking_lot::Mutex;
 
 use super::Link;
-use super::rail::{Loss, Rail, SILENCE, Stripe, is_doubtful, is_silent, soonest};
+use super::rail::{Loss, Rail, Stripe, is_doubtful, is_silent, soonest};
 use super::stripes::{Goal, Joiner, MOST_AHEAD, STRIPE, append};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
 use crate::sys::{self, SocketWatch, TcpStream};
+use crate::timeouts::{RAIL_HANDING_OVER, RAIL_LEAVING, RAIL_LOOK, RAIL_REPORT, RAIL_ROUND, RAIL_SILENCE, RAIL_STALL};
 use crate::trace::Traffic;
 use crate::types::Rank;
-
-/// How often the keeper looks after the links.
-const ROUND: Duration = Duration::from_millis(100);
-
-/// How long a rail has to be lost before the log says so: a peer that ends closes all of them.
-const REPORT: Duration = Duration::from_secs(1);
-
-/// How long a link that is dropped and has lost a rail waits until the peer's system has everything.
-/// Tests wait longer, for slow machines.
-const LEAVING: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 500 });
-
-/// How long it waits while no connection has taken some of that, which is lost with the link. The peer
-/// reads it when it comes to its next call.
-const HANDING_OVER: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 10 });
-
-/// How long later bytes wait for earlier ones before the link takes them out of the way: another rail
-/// may have failed, and what it had may come behind them.
-const STALL: Duration = Duration::from_millis(100);
-
-/// How long a sender that is far ahead of a stripe waits before it looks again whether that has arrived.
-const LOOK: Duration = Duration::from_millis(5);
 
 /// The most buffers of stripes that are kept for the next ones.
 const POOL: usize = 64;
@@ -258,7 +238,7 @@ impl Rails {
         let before = self.joiner.complete();
         // What a lost rail had may come behind later stripes.
         let sets_aside = self.rails.iter().any(|rail| rail.is_lost() || rail.has_ended)
-            || self.stalled.is_some_and(|since| since.elapsed() >= STALL);
+            || self.stalled.is_some_and(|since| since.elapsed() >= RAIL_STALL);
         // SAFETY: the caller vouches for the memory.
         let mut has_moved = unsafe { self.joiner.take_aside(goal) };
         let mut is_ahead = false;
@@ -307,7 +287,7 @@ impl Rails {
         for rail in self.rails.iter_mut().filter(|rail| !rail.is_lost()) {
             rail.refresh(now, &mut self.pool);
         }
-        let have_all_begun = self.begun.is_some_and(|since| now - since >= SILENCE);
+        let have_all_begun = self.begun.is_some_and(|since| now - since >= RAIL_SILENCE);
         let infos: Vec<_> = self.rails.iter().map(|rail| rail.info().filter(|_| !rail.is_lost())).collect();
         let mut is_any_doubtful = false;
         for at in 0..self.rails.len() {
@@ -357,7 +337,7 @@ impl Rails {
         }
         for rail in self.rails.iter_mut() {
             let Some(loss) = &rail.loss else { continue };
-            if !rail.is_reported && now - rail.lost_at >= REPORT {
+            if !rail.is_reported && now - rail.lost_at >= RAIL_REPORT {
                 rail.is_reported = true;
                 self.traffic.lost_rail();
                 let (route, why) = (rail.route(), loss.to_string());
@@ -392,11 +372,11 @@ impl Rails {
             // What a connection holds arrives after it was closed.
             let is_handed_over = self.again.is_empty() && live().all(Rail::has_room);
             let is_gone = live().all(Rail::is_unanswered);
-            if has_left || began.elapsed() >= if is_handed_over || is_gone { LEAVING } else { HANDING_OVER } {
+            if has_left || began.elapsed() >= if is_handed_over || is_gone { RAIL_LEAVING } else { RAIL_HANDING_OVER } {
                 break;
             }
             // There is no time to be sure that a rail is silent.
-            if began.elapsed() >= LEAVING / 2 && !is_gone {
+            if began.elapsed() >= RAIL_LEAVING / 2 && !is_gone {
                 for at in 0..self.rails.len() {
                     if self.rails[at].is_unanswered() {
                         let _ = self.lose(at, Loss::Silent);
@@ -491,10 +471,10 @@ impl Link for RailLink {
 
     fn left(&self) -> Option<Duration> {
         let rails = self.rails.lock();
-        let until_set_aside = rails.stalled.and_then(|since| STALL.checked_sub(since.elapsed()));
-        let until_look = rails.is_far_ahead.then_some(LOOK);
+        let until_set_aside = rails.stalled.and_then(|since| RAIL_STALL.checked_sub(since.elapsed()));
+        let until_look = rails.is_far_ahead.then_some(RAIL_LOOK);
         // The keeper sends again without an event.
-        let until_keeper = (rails.was_damaged && rails.assigned > rails.taken).then_some(ROUND);
+        let until_keeper = (rails.was_damaged && rails.assigned > rails.taken).then_some(RAIL_ROUND);
         [until_set_aside, until_look, until_keeper].into_iter().flatten().min()
     }
 
@@ -515,7 +495,7 @@ impl Drop for RailLink {
         if self.forks != sys::forks() {
             return;
         }
-        let Some(mut rails) = self.rails.try_lock_for(LEAVING) else { return };
+        let Some(mut rails) = self.rails.try_lock_for(RAIL_LEAVING) else { return };
         if rails.is_intact() {
             rails.leave();
         }
@@ -562,7 +542,7 @@ fn keep(link: Weak<Mutex<Rails>>) {
 fn look_after_links() {
     let panicking = Panicking;
     loop {
-        std::thread::sleep(ROUND);
+        std::thread::sleep(RAIL_ROUND);
         let links = sys::between_forks(|| {
             let mut kept = KEPT.lock();
             kept.links.retain(|link| link.strong_count() > 0);
@@ -576,7 +556,7 @@ fn look_after_links() {
         }
         for link in links.iter().filter_map(Weak::upgrade) {
             // One that a call looks after, or that is dropped, does not hold up the others.
-            if let Some(mut rails) = link.try_lock_for(ROUND / 10) {
+            if let Some(mut rails) = link.try_lock_for(RAIL_ROUND / 10) {
                 rails.keep();
             }
         }

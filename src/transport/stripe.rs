@@ -7,7 +7,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use mio::{Interest, Registry, Token};
 
@@ -17,11 +17,8 @@ use super::stripes::{Goal, HEADER, Incoming, Joiner, STRIPE, encode};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Cause;
 use crate::sys::{self, SocketWatch, TcpStream};
+use crate::timeouts::LANES_ENDING;
 use crate::trace::Traffic;
-
-/// How long the link may receive nothing when some lanes have ended and others have not. A peer
-/// that leaves closes all lanes at once, but bytes on some of them may still be in flight.
-const ENDING: Duration = Duration::from_secs(2);
 
 pub(super) struct StripedLink {
     lanes: Vec<Lane>,
@@ -79,7 +76,7 @@ impl StripedLink {
             self.ending = None;
         } else if closed == self.lanes.len() && self.joiner.complete() == before {
             return Err(Cause::Closed);
-        } else if self.ending.get_or_insert_with(Instant::now).elapsed() >= ENDING {
+        } else if self.ending.get_or_insert_with(Instant::now).elapsed() >= LANES_ENDING {
             // The stripes of the ended lanes will not come.
             return Err(Cause::Broken(io::ErrorKind::ConnectionReset));
         }

@@ -65,6 +65,25 @@ const READING_ENVIRONMENT: [&str; 3] = ["env::var", "env::temp_dir", "getenv"];
 const IN_OWN_FOLDERS: [&str; 4] =
     ["run/process/unix.rs", "run/process/windows.rs", "compare/contestant.rs", "compare/system/windows.rs"];
 
+/// Where durations are no timeouts of the protocol: what the system does, settings, measurements and
+/// how often a thread looks.
+const OTHER_DURATIONS: [&str; 14] = [
+    "config/mod.rs",
+    "cuda/",
+    "device/",
+    "doctor.rs",
+    "exec/costs/",
+    "network/fuzz.rs",
+    "network/listener/accept.rs",
+    "progress/",
+    "rendezvous/store/etcd/",
+    "rendezvous/store/redis.rs",
+    "shm/",
+    "sys/",
+    "timeouts.rs",
+    "transport/rail.rs",
+];
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -231,6 +250,21 @@ fn reads_environment(sources: &Sources) -> Vec<String> {
         .collect()
 }
 
+/// Every named timeout outside `timeouts`.
+fn timeouts_elsewhere(sources: &Sources) -> Vec<String> {
+    let others = sources.iter().filter(|source| !OTHER_DURATIONS.iter().any(|file| source.file.starts_with(file)));
+    others.filter(|source| names_duration(&source.code)).map(|source| source.file.clone()).collect()
+}
+
+/// Whether a constant is a duration, in code without spaces.
+fn names_duration(code: &str) -> bool {
+    code.split("const").skip(1).any(|rest| {
+        let name: String =
+            rest.chars().take_while(|letter| letter.is_ascii_uppercase() || "_0123456789".contains(*letter)).collect();
+        !name.is_empty() && rest[name.len()..].starts_with(":Duration=")
+    })
+}
+
 /// Every use of cudarc but in `cuda`, and where users hand its streams and buffers over.
 fn cudarc_outside_cuda(sources: &Sources) -> Vec<String> {
     let is_allowed = |file: &str| {
@@ -344,6 +378,12 @@ fn descriptors_have_numbers_above_the_standard_ones() {
 }
 
 #[test]
+fn timeouts_are_in_one_module() {
+    let wrong = timeouts_elsewhere(read("src"));
+    assert!(wrong.is_empty(), "put timeouts into src/timeouts.rs: {wrong:?}");
+}
+
+#[test]
 fn times_are_shown_by_one_function() {
     let wrong = shows_times_by_debug(read("src"));
     assert!(wrong.is_empty(), "show times by error::shown::time in {wrong:?}");
@@ -393,7 +433,8 @@ fn each_rule_finds_what_is_planted() {
         ("cuda/mod.rs", "pub use cudarc::driver::CudaStream;"),
         ("ddp/mod.rs", "pub struct Reducer;"),
     ];
-    let planted: [(Rule, &str, &str); 19] = [
+    let planted: [(Rule, &str, &str); 20] = [
+        (timeouts_elsewhere, "ddp/buckets.rs", "pub(super) const SOON: Duration = Duration::from_secs(1);"),
         (imports_upwards, "shm/flags.rs", "use crate::ddp::Reducer;"),
         (imports_upwards, "shm/flags.rs", "fn f() { crate::ddp::Reducer; }"),
         (imports_upwards, "shm/flags.rs", "fn f() { println!(\"{}\", crate::ddp::COUNT); }"),
@@ -414,7 +455,8 @@ fn each_rule_finds_what_is_planted() {
         (shows_times_by_debug, "shm/flags.rs", "fn f(time: Duration) { format!(\"{time:.1?}\"); }"),
         (shows_times_by_debug, "shm/flags.rs", "fn f() { crate::log::info!(after = ?began.elapsed(), \"started\"); }"),
     ];
-    let rules: [Rule; 10] = [
+    let rules: [Rule; 11] = [
+        timeouts_elsewhere,
         imports_upwards,
         circles,
         take_all_from_above,

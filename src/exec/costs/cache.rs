@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use crate::config;
 use crate::schedule::select::LinkCost;
 use crate::sys;
+use crate::timeouts::FILE_SYSTEM;
 
 /// Where the two hosts of a pair are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,9 +75,6 @@ pub struct MeasuredCosts {
 /// How long measured costs count: a network may change.
 const LASTS: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// The longest time that a job waits for the file.
-const PATIENCE: Duration = Duration::from_secs(1);
-
 /// Bytes of the file that are read, and entries that are kept.
 const MOST_BYTES: u64 = 1 << 20;
 const MOST_ENTRIES: usize = 1000;
@@ -119,7 +117,7 @@ pub(super) fn look_up(pair: Pair) -> Found {
         // Nothing receives if the file took too long.
         _ = sender.send(known.into_iter().find(|entry| entry.is_of(&pair) && young(entry)));
     });
-    match answer.recv_timeout(PATIENCE) {
+    match answer.recv_timeout(FILE_SYSTEM) {
         Ok(Some(costs)) => Found::Costs(costs),
         Ok(None) => Found::Nothing,
         Err(_) => Found::Late,

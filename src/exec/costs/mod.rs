@@ -33,7 +33,7 @@ const ROW: usize = 16;
 
 /// How long short messages are repeated, and how often at least and at most. The least time counts:
 /// what disturbs a measurement makes it longer.
-const PATIENCE: Duration = Duration::from_millis(10);
+const REPEATING: Duration = Duration::from_millis(10);
 const FEWEST: usize = 3;
 const MOST: usize = 20;
 
@@ -140,7 +140,7 @@ impl Core {
         self.time(probe, SHORT, 1)?;
         let (mut round_trip, mut row) = (f64::INFINITY, f64::INFINITY);
         for i in 0..MOST {
-            if i >= FEWEST && began.elapsed() >= PATIENCE {
+            if i >= FEWEST && began.elapsed() >= REPEATING {
                 break;
             }
             round_trip = round_trip.min(self.time(probe, SHORT, 1)?);

@@ -22,9 +22,7 @@ use super::query;
 use super::stream::Stream;
 use crate::network::identity::{Identity, random_number};
 use crate::sys::{self, Guarded, LocalListener, Poll, Waker, above_standard};
-
-/// How long a peer may take for each message of the handshake.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+use crate::timeouts::{ACCEPT_PAUSE, HANDSHAKE};
 
 /// How many strangers may be connected at once, each of which takes a descriptor. A connection is a
 /// stranger's until its hello has shown that the peer knows the secret. When another peer connects,
@@ -43,9 +41,6 @@ pub(super) const REMEMBERED: usize = 4096;
 
 /// How many connections are accepted before those already accepted are served again.
 const AT_ONCE: usize = 16;
-
-/// The pause after a failure to accept.
-pub(super) const RETRY: Duration = Duration::from_millis(20);
 
 /// The least time between two log messages about that failure.
 pub(super) const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -361,7 +356,7 @@ impl<H: Handler> Server<H> {
         match self.backlog {
             Backlog::Empty => timeout,
             Backlog::Ready => Some(Duration::ZERO),
-            Backlog::Blocked => Some(timeout.unwrap_or(RETRY).min(RETRY)),
+            Backlog::Blocked => Some(timeout.unwrap_or(ACCEPT_PAUSE).min(ACCEPT_PAUSE)),
         }
     }
 
@@ -444,7 +439,7 @@ impl<H: Handler> Server<H> {
         self.next = (self.next + 1) % (usize::MAX / 2);
         if self.poll.registry().register(stream.source(), Token(number), Interest::READABLE).is_ok() {
             let state = ConnectionState::ShakingHands(Acceptor::new(stream.medium()));
-            self.connections.insert(number, Connection { stream, state, deadline: Instant::now() + PATIENCE });
+            self.connections.insert(number, Connection { stream, state, deadline: Instant::now() + HANDSHAKE });
             // The peer may have sent its hello already.
             self.serve_connection(number);
         } else {
@@ -466,7 +461,9 @@ impl<H: Handler> Server<H> {
         if is_due(&mut self.logged, Instant::now()) {
             match is_refused {
                 true => crate::log::error!(%error, "cannot accept connections"),
-                false => crate::log::warn!(%error, "cannot accept connections at the moment; trying again every {RETRY:?}"),
+                false => {
+                    crate::log::warn!(%error, "cannot accept connections at the moment; trying again every {ACCEPT_PAUSE:?}")
+                }
             }
         }
         if is_refused {
@@ -566,7 +563,7 @@ fn shake_hands(connection: &mut Connection, identity: &Identity, nonces: &mut Re
             return ControlFlow::Break(Served::Drop);
         }
         // The next message has a deadline of its own.
-        connection.deadline = Instant::now() + PATIENCE;
+        connection.deadline = Instant::now() + HANDSHAKE;
     }
     match answer.outcome {
         None => ControlFlow::Continue(()),
@@ -576,7 +573,7 @@ fn shake_hands(connection: &mut Connection, identity: &Identity, nonces: &mut Re
         }
         Some(Ok(hello)) if matches!(hello.purpose, Purpose::Query | Purpose::Observe) => {
             connection.state = ConnectionState::Asking(hello, Vec::new());
-            connection.deadline = Instant::now() + PATIENCE;
+            connection.deadline = Instant::now() + HANDSHAKE;
             ControlFlow::Continue(())
         }
         Some(Ok(hello)) => ControlFlow::Break(Served::PassOn(hello)),

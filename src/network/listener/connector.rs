@@ -15,16 +15,8 @@ use super::stream::Stream;
 use crate::config::CongestionControl;
 use crate::network::identity::{Identity, Medium};
 use crate::sys;
+use crate::timeouts::{FIRST_CONNECT, FIRST_CONNECT_PAUSE, LONGEST_CONNECT, LONGEST_CONNECT_PAUSE};
 use crate::transport::congestion;
-
-/// How long the system may take to connect before the attempt is repeated, at first and at most.
-/// The system itself resends a lost packet after a second, and then at growing intervals.
-const FIRST_PATIENCE: Duration = Duration::from_millis(300);
-const MOST_PATIENCE: Duration = Duration::from_secs(5);
-
-/// The pause after a failed attempt, at first and at most.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const MOST_PAUSE: Duration = Duration::from_millis(200);
 
 /// Where a process listens.
 #[derive(Clone, Debug)]
@@ -66,7 +58,7 @@ pub(crate) struct Connector {
 impl Connector {
     pub(crate) fn new(target: Target, hello: Hello) -> Connector {
         let next = Instant::now();
-        Connector { target, hello, undecided: None, attempt: None, next, patience: FIRST_PATIENCE, pause: FIRST_PAUSE }
+        Connector { target, hello, undecided: None, attempt: None, next, patience: FIRST_CONNECT, pause: FIRST_CONNECT_PAUSE }
     }
 
     /// Has the round trip decide how many lanes the link has, once this connection, the first of them,
@@ -128,7 +120,7 @@ impl Connector {
                 }
                 Ok(false) if !attempt.is_connected && now >= self.next => {
                     self.attempt = None;
-                    self.patience = (2 * self.patience).min(MOST_PATIENCE);
+                    self.patience = (2 * self.patience).min(LONGEST_CONNECT);
                 }
                 Ok(false) => return Ok(None),
                 Err(error) => self.try_again_after(error)?,
@@ -151,7 +143,7 @@ impl Connector {
         }
         crate::log::debug!(?error, target = ?self.target, "cannot connect; trying again");
         self.next = Instant::now() + self.pause;
-        self.pause = (2 * self.pause).min(MOST_PAUSE);
+        self.pause = (2 * self.pause).min(LONGEST_CONNECT_PAUSE);
         Ok(())
     }
 }

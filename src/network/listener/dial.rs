@@ -10,10 +10,8 @@ use super::query::exchange;
 use super::stream::Until;
 use crate::network::identity::{Identity, Medium};
 use crate::sys::{self, Guarded, LocalStream, TcpStream};
+use crate::timeouts::HANDSHAKE_PAUSE;
 use crate::transport::tcp;
-
-/// The pause before an attempt whose predecessor's handshake ended early.
-const PAUSE: Duration = Duration::from_millis(5);
 
 /// Why a listener did not admit this process.
 #[derive(Debug)]
@@ -129,10 +127,10 @@ fn retry<T>(deadline: Instant, mut attempt: impl FnMut() -> Result<T, DialError>
     loop {
         match attempt() {
             Err(error @ DialError::Io(_)) if error.is_transient() => {
-                if Instant::now() + PAUSE >= deadline {
+                if Instant::now() + HANDSHAKE_PAUSE >= deadline {
                     return Err(io::Error::from(io::ErrorKind::TimedOut).into());
                 }
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(HANDSHAKE_PAUSE);
             }
             result => return result,
         }

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use mio::{Events, Poll, Token};
 
-use super::accept::{LOG_INTERVAL, PATIENCE, REMEMBERED, RETRY, RecentNonces, STRANGERS, is_due};
+use super::accept::{LOG_INTERVAL, REMEMBERED, RecentNonces, STRANGERS, is_due};
 use super::handshake::{Hello, Initiator, Purpose, Refusal, Step};
 use super::query::LONGEST_QUERY;
 use super::{Connector, DialError, Handler, Listener, Stream, Target, dial, query};
 use crate::network::identity::{Identity, Medium};
+use crate::timeouts::{ACCEPT_PAUSE, HANDSHAKE};
 
 fn listener(identity: Identity) -> (Listener, mpsc::Receiver<Hello>) {
     let (send, receive) = mpsc::channel();
@@ -89,7 +90,7 @@ fn another_user_is_a_stranger_unless_the_secret_was_given() {
             // needs root.
             assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
             // A stranger gets no reason, and tries again until the deadline.
-            let deadline = if is_admitted { soon() } else { Instant::now() + PATIENCE };
+            let deadline = if is_admitted { soon() } else { Instant::now() + HANDSHAKE };
             super::dial_local(&another, &stranger, &hello(), deadline).is_ok()
         });
         assert_eq!(connected.join().unwrap(), is_admitted, "agreed: {is_agreed}");
@@ -192,10 +193,10 @@ fn all_members_are_admitted_at_once() {
             .collect();
         let sent = proofs.and_then(|proofs| members.iter_mut().zip(&proofs).try_for_each(|((_, s), p)| s.write_all(p)));
         // The listener also drops members that take too long, as these may on a slow machine.
-        if began.elapsed() >= PATIENCE / 2 {
+        if began.elapsed() >= HANDSHAKE / 2 {
             assert!(Instant::now() < deadline, "the handshakes did not end before the deadline");
             drop(members);
-            while admitted.recv_timeout(PATIENCE).is_ok() {}
+            while admitted.recv_timeout(HANDSHAKE).is_ok() {}
             continue;
         }
         sent.expect("the listener dropped a member for another");
@@ -227,9 +228,9 @@ fn members_do_not_make_room_for_strangers() {
         let Step::Send(proof) = member.receive(&challenge) else { panic!("the answer is no challenge") };
         let sent = stream.write_all(&proof);
         // The listener also drops a member that takes too long, as this one may on a slow machine.
-        if began.elapsed() >= PATIENCE / 2 {
+        if began.elapsed() >= HANDSHAKE / 2 {
             assert!(Instant::now() < deadline, "this machine is too slow for a handshake");
-            let _ = admitted.recv_timeout(PATIENCE);
+            let _ = admitted.recv_timeout(HANDSHAKE);
             continue;
         }
         sent.unwrap();
@@ -333,8 +334,8 @@ fn a_connector_never_waits() {
 #[test]
 fn a_repeated_failure_is_logged_seldom() {
     let (mut logged, start) = (None, Instant::now());
-    let times = (0..1000).filter(|&i| is_due(&mut logged, start + i * RETRY)).count();
-    assert_eq!(times, (1000 * RETRY.as_millis() / LOG_INTERVAL.as_millis()) as usize);
+    let times = (0..1000).filter(|&i| is_due(&mut logged, start + i * ACCEPT_PAUSE)).count();
+    assert_eq!(times, (1000 * ACCEPT_PAUSE.as_millis() / LOG_INTERVAL.as_millis()) as usize);
 }
 
 #[test]

@@ -12,15 +12,7 @@ use crate::error::{Error, Result};
 use crate::network::identity::Identity;
 use crate::rendezvous::store::{Store, StoreUrl};
 use crate::rendezvous::store_source::StoreSource;
-
-/// When a list is replaced. Stores keep values for an hour.
-const LIFETIME: Duration = Duration::from_secs(600);
-
-/// How long a list may take to open after the first one.
-const REOPENING: Duration = Duration::from_secs(5);
-
-/// How long rank 0 does not try again after that failed: the ranks would wait for it at each growth.
-const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(30);
+use crate::timeouts::{LIST_LIFETIME, LIST_REOPENING, LIST_RETRY};
 
 /// What a process keeps of its job after the start.
 pub(crate) struct Job {
@@ -57,7 +49,7 @@ impl Job {
             failed: Mutex::default(),
             communicators: AtomicUsize::new(0),
             ended_by_failure: AtomicBool::new(false),
-            list_lifetime: LIFETIME,
+            list_lifetime: LIST_LIFETIME,
             owner: std::process::id(),
         }
     }
@@ -114,11 +106,11 @@ impl Job {
     /// Opens a list, in the store of the former one if there was one.
     fn open_list(&self, former: Option<(Arc<dyn Store>, Option<StoreUrl>)>, deadline: Instant) -> Result<WaitingList> {
         let mut failed = self.failed.lock();
-        if let Some((_, error)) = failed.as_ref().filter(|(at, _)| at.elapsed() < PAUSE_AFTER_FAILURE) {
+        if let Some((_, error)) = failed.as_ref().filter(|(at, _)| at.elapsed() < LIST_RETRY) {
             return Err(error.clone());
         }
         let is_first = !self.was_opened.swap(true, Ordering::Relaxed);
-        let deadline = if is_first { deadline } else { deadline.min(Instant::now() + REOPENING) };
+        let deadline = if is_first { deadline } else { deadline.min(Instant::now() + LIST_REOPENING) };
         let opened = match former.filter(|(_, place)| is_kept(place.as_ref())) {
             Some(former) => Ok(former),
             None => self.open_store(true, deadline),

@@ -14,14 +14,8 @@ use crate::rendezvous::run_info::{self, RunInfo, Source};
 use crate::rendezvous::signed::SignedStore;
 use crate::rendezvous::start::Start;
 use crate::rendezvous::store::{Store, StoreUrl};
+use crate::timeouts::{NEWCOMER_PAUSE, RUN_INFO_CHECK};
 use crate::types::Rank;
-
-/// How long to wait for one key before checking for a new run info.
-const POLL_INTERVAL: Duration = Duration::from_millis(300);
-
-/// The pause before a store that failed is opened again, and before a value is read again that has
-/// to change.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// Why no rank admits a process.
 const ENDED: &str = "the job has ended";
@@ -97,7 +91,7 @@ impl<'a> Newcomer<'a> {
                     (self.store, self.place) = opened.map_err(|error| no_store(self.job, self.began, error))?;
                 }
             }
-            std::thread::sleep(PAUSE.min(self.deadline.saturating_duration_since(Instant::now())));
+            std::thread::sleep(NEWCOMER_PAUSE.min(self.deadline.saturating_duration_since(Instant::now())));
         }
     }
 
@@ -128,7 +122,7 @@ impl<'a> Newcomer<'a> {
 
     /// Looks into the store for what this process waits for.
     fn look(&mut self) -> Result<Option<Admitted>, Problem> {
-        let patience = POLL_INTERVAL.min(self.deadline.saturating_duration_since(Instant::now()));
+        let patience = RUN_INFO_CHECK.min(self.deadline.saturating_duration_since(Instant::now()));
         let has_place = self.waits.is_some();
         let current = self.store.get(run_info::WAITING_LIST, if has_place { Duration::ZERO } else { patience })?;
         if let Some(current) = current.filter(|current| self.announced.as_ref() != Some(current)) {
@@ -177,7 +171,7 @@ impl<'a> Newcomer<'a> {
             .ip;
         let store = self.store.clone();
         let signed = SignedStore::new(&*store, &identity);
-        let patience = self.deadline.saturating_duration_since(Instant::now()).max(POLL_INTERVAL);
+        let patience = self.deadline.saturating_duration_since(Instant::now()).max(RUN_INFO_CHECK);
         let start = |number: usize| Start {
             rank: number,
             world_size: number + 2,

@@ -17,23 +17,14 @@ use crate::rendezvous::signed::SignedStore;
 use crate::rendezvous::start::MOST_RANKS;
 use crate::rendezvous::store::{Store, StoreUrl};
 use crate::sys;
+use crate::timeouts::{LIST_GOODBYE, LIST_VALUE, NEWCOMER_PROBE, NEWCOMER_PROBES};
 use crate::types::Rank;
 
 /// The most places that are read at once. The others are read at the next growth.
 const PLACES_AT_ONCE: usize = 64;
 
-/// How long rank 0 may take to connect to one newcomer, and to all.
-const PROBE: Duration = Duration::from_secs(1);
-const PROBES: Duration = Duration::from_secs(2);
-
 /// How often a newcomer is probed that gives no answer.
 const TRIES: u32 = 3;
-
-/// How long the store may take for a value.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// How long the store may take to learn that the job has ended.
-const GOODBYE: Duration = Duration::from_millis(500);
 
 /// The list of those who wait.
 pub(super) struct WaitingList {
@@ -86,7 +77,7 @@ impl WaitingNewcomer {
 
     fn dial(&self) -> Result<(), DialError> {
         let hello = Hello::new(Purpose::Probe, 0, self.place + 1, self.place);
-        listener::dial(self.peer.address, &self.identity, &hello, Instant::now() + PROBE).map(drop)
+        listener::dial(self.peer.address, &self.identity, &hello, Instant::now() + NEWCOMER_PROBE).map(drop)
     }
 }
 
@@ -134,7 +125,7 @@ impl WaitingList {
                 return Err(Error::Unsupported { what: "growing", why: why.to_owned() });
             }
         };
-        let set = store.set(run_info::WAITING_LIST, &run_info.encode(), PATIENCE);
+        let set = store.set(run_info::WAITING_LIST, &run_info.encode(), LIST_VALUE);
         set.map_err(|problem| problem.at(store.url()))?;
         crate::log::info!(store = store.url(), "opened a waiting list for newcomers");
         Ok(WaitingList { store, place, identity, next: 0, silent: VecDeque::new(), opened: Instant::now() })
@@ -159,7 +150,7 @@ impl WaitingList {
         let mut asked = std::mem::take(&mut self.silent);
         let (began, mut found) = (Instant::now(), Vec::new());
         for _ in 0..most {
-            if began.elapsed() >= PROBES {
+            if began.elapsed() >= NEWCOMER_PROBES {
                 break;
             }
             let (waiting, tries) = match asked.pop_front() {
@@ -196,7 +187,7 @@ impl WaitingList {
         self.next += 1;
         let Some(peer) = peer else { return Ok(Read::Other) };
         if let Some(refusal) = disagreement(&peer, settings) {
-            self.write(place, &Admission::Refused(refusal), PATIENCE)?;
+            self.write(place, &Admission::Refused(refusal), LIST_VALUE)?;
             return Ok(Read::Other);
         }
         Ok(Read::Newcomer(Box::new(WaitingNewcomer { place, peer, identity: self.identity.clone() })))
@@ -206,7 +197,7 @@ impl WaitingList {
     pub(super) fn admit(&self, newcomers: &[WaitingNewcomer], growth: u64, first: Rank, deadline: Instant) -> Result<()> {
         let world_size = first + newcomers.len();
         for (rank, newcomer) in (first..).zip(newcomers) {
-            let patience = PATIENCE.min(deadline.saturating_duration_since(Instant::now()));
+            let patience = LIST_VALUE.min(deadline.saturating_duration_since(Instant::now()));
             self.write(newcomer.place, &Admission::Admitted { growth, rank, world_size }, patience)?;
         }
         Ok(())
@@ -220,7 +211,7 @@ impl WaitingList {
 
     /// Tells newcomers that the job has ended.
     pub(super) fn close(&self) {
-        if let Err(problem) = SignedStore::new(&*self.store, &self.identity).set(CLOSED, 0, &[], GOODBYE) {
+        if let Err(problem) = SignedStore::new(&*self.store, &self.identity).set(CLOSED, 0, &[], LIST_GOODBYE) {
             crate::log::debug!(%problem, "cannot tell newcomers that the job has ended");
         }
     }

@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 use super::kv::Store;
 use crate::error::StoreError;
 use crate::failure::wait_check;
-
-/// How long to wait for a key before the thread asks again. A store may take a request for each.
-const PIECE: Duration = Duration::from_millis(100);
+use crate::timeouts::WATCHED_KEY;
 
 /// A store for a thread that has a wait check. Once the check has said no, all requests fail.
 pub(crate) struct WatchedStore {
@@ -59,8 +57,8 @@ impl Store for WatchedStore {
         loop {
             self.check()?;
             let left = until.saturating_duration_since(Instant::now());
-            let found = self.store.get(key, left.min(PIECE))?;
-            if found.is_some() || left <= PIECE {
+            let found = self.store.get(key, left.min(WATCHED_KEY))?;
+            if found.is_some() || left <= WATCHED_KEY {
                 return Ok(found);
             }
         }

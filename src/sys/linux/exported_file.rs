@@ -20,10 +20,10 @@ use crate::sys::unix::local_socket::{LocalStream, connect_to};
 use crate::sys::{Ticket, above_standard, between_forks, forks, is_refused, naming};
 
 /// How long the thread waits for a connected process to show its ticket.
-const PATIENCE: Duration = Duration::from_millis(100);
+const TICKET_WAIT: Duration = Duration::from_millis(100);
 
 /// The pause after a failure to accept, for example because no descriptor is left.
-const PAUSE: Duration = Duration::from_millis(10);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Half of a ticket.
 type Half = [u8; 16];
@@ -81,7 +81,7 @@ impl Exporter {
                 Ok((stream, _)) => self.hand_over(stream),
                 Err(error) if is_refused(&error) => return crate::log::warn!(%error, "this process exports no device memory"),
                 Err(error) => {
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(ACCEPT_PAUSE);
                     Err(error)
                 }
             };
@@ -98,7 +98,7 @@ impl Exporter {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         let mut token = Half::default();
-        stream.until(Instant::now() + PATIENCE).read_exact(&mut token)?;
+        stream.until(Instant::now() + TICKET_WAIT).read_exact(&mut token)?;
         // Without a file, the other process finds the connection closed.
         self.files.lock().get(&token).map_or(Ok(()), |file| stream.send_file(file.as_fd()))
     }

@@ -71,7 +71,7 @@ struct Greeted {
 
 /// How long a connection on this machine may take, and the greeting of a process that has sent
 /// something.
-const PATIENCE: Duration = Duration::from_millis(300);
+const LOCAL_HANDSHAKE: Duration = Duration::from_millis(300);
 
 /// A connection inside the host. Reads and writes do not block; those of [`LocalStream::until`] do.
 pub(crate) struct LocalStream {
@@ -93,7 +93,7 @@ impl LocalStream {
         if port == 0 {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
-        let left = deadline.saturating_duration_since(Instant::now()).max(PATIENCE);
+        let left = deadline.saturating_duration_since(Instant::now()).max(LOCAL_HANDSHAKE);
         let socket = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), left)?;
         LocalStream::begin(socket, key(&page_words.of_connector), key(&page_words.of_listener))
     }
@@ -147,7 +147,7 @@ impl LocalStream {
 
     /// Opens the process at the other end, to hand something over to it.
     pub(super) fn peer_process(&self) -> io::Result<OwnedHandle> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + LOCAL_HANDSHAKE;
         loop {
             match self.read_greeting() {
                 Ok(true) => break,

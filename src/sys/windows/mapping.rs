@@ -42,7 +42,7 @@ struct Head {
 const _: () = assert!(size_of::<Head>() <= HEAD, "the tables fit their place");
 
 /// How long the rest of a message may take whose first byte has come.
-const PATIENCE: Duration = Duration::from_secs(2);
+const REST_OF_MESSAGE: Duration = Duration::from_secs(2);
 
 /// A section, or an extension of one, that is mapped whole.
 pub(in crate::sys) struct Mapping {
@@ -234,7 +234,7 @@ impl Mapping {
             let why = "the leader of the host has no memory to share";
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
-        io::Read::read_exact(&mut from.until(deadline.max(Instant::now() + PATIENCE)), rest)?;
+        io::Read::read_exact(&mut from.until(deadline.max(Instant::now() + REST_OF_MESSAGE)), rest)?;
         let handle = u64::from_le_bytes(message[1..9].try_into().expect("a handle has eight bytes"));
         let id = message[9..].try_into().expect("a number of a section has sixteen bytes");
         let handle: HANDLE = std::ptr::with_exposed_provenance_mut(handle as usize);

@@ -4,15 +4,13 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::format::{View, header, record};
 use crate::error::StoreError;
 use crate::network::identity::random;
 use crate::sys::{self, NotOpened};
-
-/// How often a rank checks whether the lock of another job's file is held.
-pub(super) const LOCK_PAUSE: Duration = Duration::from_secs(1);
+use crate::timeouts::FILE_LOCK_CHECK;
 
 /// Bytes of the names of a job and a process that are read from a lock.
 const LONGEST_NAME: u64 = 4096;
@@ -188,7 +186,7 @@ impl Log {
     /// belongs to another job if it is held at two checks with the same file between them, and does
     /// not name this job.
     fn starting(&mut self) -> Option<LockHolder> {
-        if self.ownership.is_some() || self.rival.as_ref().is_some_and(|(looked, _)| looked.elapsed() < LOCK_PAUSE) {
+        if self.ownership.is_some() || self.rival.as_ref().is_some_and(|(looked, _)| looked.elapsed() < FILE_LOCK_CHECK) {
             return None;
         }
         let lock = sys::open_own(OpenOptions::new().read(true), &self.lock_path()).ok();

@@ -12,15 +12,7 @@ use crate::error::StoreError;
 use crate::network::identity::random;
 use crate::rendezvous::store::kv::{Store, check};
 use crate::sys::{self, Helper};
-
-/// How long a call to a file system may take in any case: file systems across hosts are slow.
-const PATIENCE: Duration = Duration::from_secs(2);
-
-/// How long a rank waits before it reads the file again. The pause grows, so that many ranks that
-/// wait for rank 0 do not take its processor. Rank 0, for which all wait, reads more often.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
-pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE_OF_RANK_0: Duration = Duration::from_millis(10);
+use crate::timeouts::{LONGEST_FILE_PAUSE, LONGEST_FILE_PAUSE_OF_RANK_0, SHARED_FILE_SYSTEM, SHORTEST_FILE_PAUSE};
 
 /// A rank's access to the file. The rank's thread waits and checks the deadline; the helper thread
 /// calls the file system.
@@ -52,7 +44,7 @@ impl FileStore {
             helper,
             deadline,
             is_hung: AtomicBool::new(false),
-            pause: Mutex::new(SHORTEST_PAUSE),
+            pause: Mutex::new(SHORTEST_FILE_PAUSE),
         };
         if owner {
             store.poll(deadline.saturating_duration_since(Instant::now()), Log::start)?;
@@ -69,7 +61,7 @@ impl FileStore {
         let began = Instant::now();
         let deadline = match self.is_hung.load(Ordering::Relaxed) {
             true => began,
-            false => self.deadline.max(began + timeout.max(PATIENCE)),
+            false => self.deadline.max(began + timeout.max(SHARED_FILE_SYSTEM)),
         };
         let log = self.log.clone();
         let result = self.helper.call(deadline, move || call(&mut log.lock()));
@@ -89,7 +81,7 @@ impl FileStore {
             let problem = match self.call(timeout, look.clone())? {
                 Look::Found(answer) => {
                     if has_waited {
-                        *self.pause.lock() = SHORTEST_PAUSE;
+                        *self.pause.lock() = SHORTEST_FILE_PAUSE;
                     }
                     return Ok(Some(answer));
                 }
@@ -102,7 +94,7 @@ impl FileStore {
             let mut pause = self.pause.lock();
             // The pause is random, so that ranks that start together do not read together.
             std::thread::sleep(pause.mul_f64(0.5 + f64::from(random()[0]) / 256.0).min(left));
-            *pause = (*pause * 3 / 2).min(if self.is_owner { LONGEST_PAUSE_OF_RANK_0 } else { LONGEST_PAUSE });
+            *pause = (*pause * 3 / 2).min(if self.is_owner { LONGEST_FILE_PAUSE_OF_RANK_0 } else { LONGEST_FILE_PAUSE });
             has_waited = true;
         }
     }
@@ -148,7 +140,7 @@ impl Drop for FileStore {
             return;
         }
         let log = self.log.clone();
-        let patience = if self.is_hung.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE };
+        let patience = if self.is_hung.load(Ordering::Relaxed) { Duration::ZERO } else { SHARED_FILE_SYSTEM };
         if self.helper.call(Instant::now() + patience, move || log.lock().finish()).is_none() {
             crate::log::warn!(store = self.url, "the file system does not answer; the file of the store may be left behind");
         }

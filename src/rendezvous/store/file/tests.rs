@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::format::{View, fuzz, header, record};
-use super::log::{LOCK_PAUSE, Log, Look};
-use super::store::{FileStore, LONGEST_PAUSE};
+use super::log::{Log, Look};
+use super::store::FileStore;
 use crate::error::StoreError;
 use crate::sys;
+use crate::timeouts::{FILE_LOCK_CHECK, LONGEST_FILE_PAUSE};
 
 /// A folder that is removed with its files.
 struct Folder(PathBuf);
@@ -39,10 +40,10 @@ fn a_rank_waits_while_its_rank_0_is_slow_to_replace_the_file() {
     let (_folder, [mut zero, mut other]) = left_behind("slow-rank-0");
     let began = Instant::now();
     let held = zero.own().unwrap();
-    while began.elapsed() < 3 * LOCK_PAUSE {
+    while began.elapsed() < 3 * FILE_LOCK_CHECK {
         let found = other.value("key");
         assert!(matches!(&found, Ok(Look::NotYet(Some(StoreError::OtherJob { .. })))), "{:?}", found.err());
-        std::thread::sleep(LONGEST_PAUSE);
+        std::thread::sleep(LONGEST_FILE_PAUSE);
     }
     drop(held);
 }
@@ -61,7 +62,7 @@ fn the_job_that_starts_is_named_and_not_the_one_before() {
             found => panic!("{:?}", found.err()),
         }
         assert!(began.elapsed() < Duration::from_secs(60), "the other job is not noticed");
-        std::thread::sleep(LONGEST_PAUSE);
+        std::thread::sleep(LONGEST_FILE_PAUSE);
     }
     drop(held);
 }

@@ -15,12 +15,7 @@ use crate::network::listener::Until;
 use crate::rendezvous::store::kv::{Store, check};
 use crate::rendezvous::store::watched;
 use crate::sys::{self, Guarded};
-
-/// How much longer than the timeout of a request its response may take.
-const GRACE: Duration = Duration::from_secs(5);
-
-/// How long rank 0's process may be without a descriptor for another rank's connection.
-const SHORTAGE: Duration = Duration::from_secs(5);
+use crate::timeouts::{RESPONSE_GRACE, STORE_NO_DESCRIPTOR};
 
 /// A rank's connection to the server.
 pub(crate) struct TcpStore {
@@ -173,7 +168,7 @@ impl TcpStore {
         check(key, value)?;
         let request = encode_request(operation, key, value, timeout);
         let stream = self.stream.lock();
-        let mut until = Until { stream: &stream, deadline: self.deadline.max(Instant::now() + timeout + GRACE) };
+        let mut until = Until { stream: &stream, deadline: self.deadline.max(Instant::now() + timeout + RESPONSE_GRACE) };
         let lost = |error: io::Error| match error.kind() {
             // A server that ends with a request unread resets the connection.
             io::ErrorKind::UnexpectedEof
@@ -263,7 +258,7 @@ impl Store for TcpStore {
     fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>, StoreError> {
         let found = self.ask(GET, key, &[], timeout)?;
         // The ranks that could set the key may not reach the server.
-        match self.server.as_ref().filter(|_| found.is_none()).and_then(|server| server.shortage(SHORTAGE)) {
+        match self.server.as_ref().filter(|_| found.is_none()).and_then(|server| server.shortage(STORE_NO_DESCRIPTOR)) {
             Some(error) => Err(StoreError::io("accepting the connections of the other ranks")(error)),
             None => Ok(found),
         }
