@@ -7,11 +7,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 
 use crate::sys;
+use crate::timeouts::{HELD_IDLE, STREAM_LOOK};
 
 /// Work that waits for all streams.
 type Release = Box<dyn FnOnce() + Send>;
@@ -39,12 +39,6 @@ struct Later {
     has_thread: bool,
     is_working: bool,
 }
-
-/// How often the thread looks whether streams have left.
-const LOOK: Duration = Duration::from_millis(2);
-
-/// How long the thread waits for more before it ends.
-const IDLE: Duration = Duration::from_secs(2);
 
 /// An operation that a stream may wait for.
 pub(crate) struct Hold {
@@ -131,7 +125,7 @@ impl Held {
             later.is_working = false;
             self.changed.notify_all();
             let has_work = !later.releases.is_empty() || !later.leaving.is_empty();
-            let waited = self.changed.wait_for(&mut later, if has_work { LOOK } else { IDLE });
+            let waited = self.changed.wait_for(&mut later, if has_work { STREAM_LOOK } else { HELD_IDLE });
             if waited.timed_out() && later.releases.is_empty() && later.leaving.is_empty() {
                 later.has_thread = false;
                 return;
@@ -149,7 +143,7 @@ impl Held {
     pub(crate) fn until_released(&self) {
         let mut later = self.later.lock();
         while later.is_working || !later.releases.is_empty() || !later.leaving.is_empty() {
-            let waited = self.changed.wait_for(&mut later, Duration::from_secs(60));
+            let waited = self.changed.wait_for(&mut later, std::time::Duration::from_secs(60));
             assert!(!waited.timed_out(), "a stream is held back for ever");
         }
     }

@@ -20,6 +20,7 @@ use super::direct::Place;
 use super::imports::Import;
 use super::moves::Moves;
 use super::shared::shared;
+use crate::timeouts::OPENING;
 use crate::types::{Descriptor, Rank};
 use crate::wire::Reader;
 
@@ -278,9 +279,6 @@ struct Wanted {
 /// How often opening one allocation may fail, once a call, before a rank opens no memory of others any
 /// more.
 const MOST_REFUSALS: u32 = 100;
-
-/// How long a call opens allocations. Another process hands over its files, and may be slow.
-const OPENING: Duration = Duration::from_millis(100);
 
 /// How many allocations that were freed are remembered.
 const MOST_FREED: usize = 1024;

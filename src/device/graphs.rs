@@ -110,12 +110,12 @@ impl Graph {
 /// driver call, because such a call may wait for their streams.
 mod abandoned {
     use std::sync::atomic::Ordering;
-    use std::time::Duration;
 
     use parking_lot::Mutex;
 
     use super::Graph;
     use crate::device::handshake::Handshake;
+    use crate::timeouts::STREAM_LOOK;
 
     #[derive(Default)]
     struct List {
@@ -124,9 +124,6 @@ mod abandoned {
     }
 
     static LIST: Mutex<List> = Mutex::new(List { graphs: Vec::new(), has_thread: false });
-
-    /// How often the thread looks.
-    const LOOK: Duration = Duration::from_millis(2);
 
     pub(super) fn add(graphs: Vec<Graph>) {
         let is_own = |graph: &Graph| graph.device.held().is_own();
@@ -158,7 +155,7 @@ mod abandoned {
             if !has_more {
                 return;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(STREAM_LOOK);
         }
     }
 }

@@ -19,10 +19,8 @@ use crate::cuda::peers::{BEHIND_AREA, Exported, ONE_SHOT, Peers, Record, leaders
 use crate::cuda::shared::shared;
 use crate::error::{Error, Result};
 use crate::exec::Call;
+use crate::timeouts::AREAS_CLOSING;
 use crate::types::Rank;
-
-/// How long a rank waits for the closing of areas of earlier communicators.
-const CLOSES: Duration = Duration::from_secs(5);
 
 /// Bytes that a rank allocates on its device.
 const ALLOCATED: usize = if cfg!(test) { 1 << 20 } else { 64 << 20 };
@@ -165,7 +163,7 @@ fn open_areas(device: &Arc<dyn Device>, rank: Rank, records: &[Record]) -> Resul
         loop {
             match shared(&**device).imports.open(device, &handle)? {
                 Some(import) => return Ok((import.address, Some(import))),
-                None if began.elapsed() < CLOSES => std::thread::sleep(Duration::from_millis(1)),
+                None if began.elapsed() < AREAS_CLOSING => std::thread::sleep(Duration::from_millis(1)),
                 None => {
                     let problem = "memory at the same address is not closed yet".to_owned();
                     return Err(Error::Device { device: device.name(), doing: "opening another rank's area", problem });

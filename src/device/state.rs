@@ -19,6 +19,7 @@ use crate::network::identity;
 use crate::progress::CommState;
 use crate::shm::registered::Allocation;
 use crate::sys::Backoff;
+use crate::timeouts::DEVICE_DRAIN;
 use crate::types::{Op, Rank, mix};
 
 /// What a communicator has for calls on devices.
@@ -233,12 +234,9 @@ pub(super) fn finish(lane: &Lane, timeout: Duration) -> Result<()> {
     lane.join(|join| until_done(join, timeout))
 }
 
-/// How long to wait for a device whose operation has failed.
-const DRAIN: Duration = Duration::from_secs(5);
-
 /// Waits until a stream has done what it was given, after a failure or at the end. Returns whether
 /// it has.
 pub(crate) fn drain(event: &Event, stream: StreamId) -> bool {
-    let drained = event.record(stream).and_then(|()| until_done(event, DRAIN));
+    let drained = event.record(stream).and_then(|()| until_done(event, DEVICE_DRAIN));
     drained.inspect_err(|error| crate::log::warn!(%error, "the work in flight on the device has failed as well")).is_ok()
 }

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use crate::failure;
 use crate::progress::CommState;
+use crate::timeouts::{WATCHDOG_GRACE, WATCHDOG_LOOK};
 
 /// An operation that is watched until this is dropped.
 pub(super) struct Watched(Arc<Entry>);
@@ -21,12 +22,6 @@ struct Entry {
     step: Mutex<Instant>,
     has_ended: AtomicBool,
 }
-
-/// How much later than the deadline of a step the thread lets the streams continue.
-const GRACE: Duration = Duration::from_millis(500);
-
-/// How often the thread looks.
-const LOOK: Duration = Duration::from_millis(100);
 
 /// How often it looks in vain before it ends.
 const IDLE: u32 = 20;
@@ -42,7 +37,7 @@ impl Watched {
     pub(super) fn new(shared: &Arc<CommState>, timeout: Duration) -> Watched {
         let entry = Arc::new(Entry {
             shared: Arc::downgrade(shared),
-            patience: timeout.saturating_add(GRACE),
+            patience: timeout.saturating_add(WATCHDOG_GRACE),
             step: Mutex::new(Instant::now()),
             has_ended: AtomicBool::new(false),
         });
@@ -86,7 +81,7 @@ impl Drop for Watched {
 fn watch() {
     let mut in_vain = 0;
     loop {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(WATCHDOG_LOOK);
         let mut list = WATCHED.lock();
         list.entries.retain(|entry| !entry.has_ended.load(Ordering::Relaxed));
         in_vain = if list.entries.is_empty() { in_vain + 1 } else { 0 };

@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -15,6 +14,7 @@ use super::work::{Completion, Helper, Work};
 use crate::error::{Error, Result};
 use crate::exec::Call;
 use crate::exec::messages::Interrupted;
+use crate::timeouts::CLOSING_CHECK;
 use crate::{failure, sys};
 
 /// A queue of operations. Its thread is started with the first of them.
@@ -146,7 +146,7 @@ impl Queue {
         let Runner { shared, tasks, .. } = &*self.runner;
         // Their callers have continued already; each ends by its deadline.
         while tasks.has_unattended() && !shared.info.cancel.is_cancelled() {
-            std::thread::sleep(CLOSING);
+            std::thread::sleep(CLOSING_CHECK);
         }
         if !self.is_idle() {
             failure::abort(&shared.status);
@@ -167,6 +167,3 @@ impl Queue {
         has_ended
     }
 }
-
-/// How often [`Queue::close`] checks whether the operations have ended that only streams wait for.
-const CLOSING: Duration = Duration::from_micros(200);

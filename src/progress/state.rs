@@ -3,7 +3,6 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -19,11 +18,9 @@ use crate::host_group::stage::{Holder, Stage};
 use crate::schedule::select::{Choice, Layout};
 use crate::shm::Pool;
 use crate::sys::{self, Waker};
+use crate::timeouts::CORE_LOCK;
 use crate::trace::Recording;
 use crate::types::{DType, Descriptor, Op, ReduceOp};
-
-/// Longer than anything but an operation holds the core.
-pub(super) const MOMENT: Duration = Duration::from_millis(20);
 
 /// What a communicator can do with devices: `crate::device`, or [`NoDevices`]. Each method does by
 /// default what is right where there are none.
@@ -284,7 +281,7 @@ impl CommState {
     /// thread's call, which it ends.
     #[cold]
     pub(crate) fn fail_outside(&self, error: Error) -> Error {
-        let mut core = self.core.try_lock_for(MOMENT).unwrap_or_else(|| {
+        let mut core = self.core.try_lock_for(CORE_LOCK).unwrap_or_else(|| {
             failure::abort(&self.status);
             self.core.lock()
         });
@@ -297,7 +294,7 @@ impl CommState {
             return;
         }
         // Another communicator may hold the core for a moment, to take this one's stage.
-        match self.core.try_lock_for(MOMENT) {
+        match self.core.try_lock_for(CORE_LOCK) {
             Some(mut core) => _ = self.fail(&mut core, Error::Aborted { op: Op::Connect, seq: 0 }),
             // The call that holds the core fails and ends the communicator.
             None => failure::abort(&self.status),

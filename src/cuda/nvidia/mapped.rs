@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cudarc::driver::sys::{self as cu, CUresult};
 
@@ -19,6 +19,7 @@ use super::{Gpu, has_call};
 use crate::cuda::device::{Address, Extent, Handle};
 use crate::error::{Error, Result};
 use crate::sys::{self, ExportedFile, ImportedFile, Ticket, can_export_files};
+use crate::timeouts::FILE_HANDOVER;
 
 /// Memory that is mapped in this process.
 pub(super) struct Mapped {
@@ -32,10 +33,6 @@ pub(super) type AllMapped = BTreeMap<Address, Mapped>;
 
 /// The numbers of allocations, apart from those of the driver.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1 << 63);
-
-/// How long this process waits for another one to hand over a file. A thread of that process does
-/// nothing else.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 const FILE: cu::CUmemAllocationHandleType = cu::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
@@ -134,7 +131,7 @@ impl Gpu {
         const DOING: &str = "opening another process's memory";
         let refuse = |problem: String| Error::Device { device: self.name.clone(), doing: DOING, problem };
         let size = usize::try_from(size).map_err(|error| refuse(error.to_string()))?;
-        let file = ImportedFile::fetch(ticket, Instant::now() + PATIENCE);
+        let file = ImportedFile::fetch(ticket, Instant::now() + FILE_HANDOVER);
         let file = file.map_err(|error| refuse(format!("its process does not hand it over: {error}")))?;
         let mut handle = 0;
         let number: *mut c_void = std::ptr::without_provenance_mut(file.number() as usize);
