@@ -17,7 +17,7 @@ mod dispatch;
 mod hierarchical;
 pub(crate) mod messages;
 #[cfg(test)]
-mod simulation;
+mod simulation_tests;
 
 pub(crate) use call::Call;
 pub(crate) use connect::Agreed;

@@ -2,8 +2,8 @@
 //! socket, no memory.
 //!
 //! A generator is a function from a [`Problem`] to an iterator of [`Step`]s, with one file per
-//! family. The engine executes the steps over links, and `simulate` executes those of all ranks
-//! without a network.
+//! family. The engine executes the steps over links, and the tests' simulator executes those of all
+//! ranks without a network.
 //!
 //! # What a step means
 //!
@@ -33,8 +33,6 @@ mod price;
 mod problem;
 mod ring;
 pub(crate) mod select;
-#[cfg(test)]
-mod simulate;
 mod step;
 #[cfg(test)]
 mod tests;

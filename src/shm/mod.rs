@@ -38,7 +38,7 @@ mod staging;
 #[cfg(test)]
 mod tests;
 #[cfg(all(test, not(kolo_loom)))]
-mod transfers;
+mod transfer_tests;
 mod tuning;
 mod two_shot;
 mod wait;

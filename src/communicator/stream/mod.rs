@@ -3,10 +3,10 @@
 mod buffer;
 mod form;
 #[cfg(test)]
-mod on_a_gpu;
+mod on_a_gpu_tests;
 
 pub(crate) use buffer::in_turn;
 pub use buffer::{DeviceBuffer, DeviceView, DeviceViewMut};
 pub use form::OnStream;
 #[cfg(test)]
-pub(crate) use on_a_gpu::on_one_gpu;
+pub(crate) use on_a_gpu_tests::on_one_gpu;

@@ -737,4 +737,4 @@ impl Device for Gpu {
 }
 
 #[cfg(test)]
-mod on_a_gpu;
+mod on_a_gpu_tests;

@@ -1,7 +1,7 @@
 //! Gradients in the memory of GPUs, as cudarc's slices in the order of a stream.
 
 #[cfg(test)]
-mod on_a_gpu;
+mod on_a_gpu_tests;
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -42,7 +42,7 @@ pub(crate) fn on_one_gpu(test: &str, body: impl Fn(&Communicator) -> Result<()>)
 
 #[test]
 fn calls_with_counts_take_slices_of_cudarc() -> Result<()> {
-    on_one_gpu("communicator::stream::on_a_gpu::calls_with_counts_take_slices_of_cudarc", call)
+    on_one_gpu("communicator::stream::on_a_gpu_tests::calls_with_counts_take_slices_of_cudarc", call)
 }
 
 fn call(comm: &Communicator) -> Result<()> {

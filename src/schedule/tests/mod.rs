@@ -1,13 +1,15 @@
 //! Every generator against the simulator, and the simulator against broken schedules.
 
-use super::algorithm::Algorithm;
-use super::compressed::compressed;
-use super::generate::steps;
-use super::model::{Choice, Layout};
-use super::price::price;
-use super::problem::{Problem, Racks};
-use super::simulate::{Case, Fault};
-use super::step::{BufferRef, Step};
+mod simulator;
+
+use self::simulator::{Case, Fault};
+use crate::schedule::algorithm::Algorithm;
+use crate::schedule::compressed::compressed;
+use crate::schedule::generate::steps;
+use crate::schedule::model::{Choice, Layout};
+use crate::schedule::price::price;
+use crate::schedule::problem::{Problem, Racks};
+use crate::schedule::step::{BufferRef, Span, Step};
 use crate::sys::every_case;
 use crate::types::{Op, mix};
 
@@ -281,7 +283,7 @@ fn mutate(case: &Case<'_>, schedules: &mut [Vec<Step>], seed: u64) -> Option<Str
     let step = schedules[rank][at];
     let is_message = !matches!(step, Step::Copy { .. } | Step::Convert { .. } | Step::Fold { .. });
     let other = |peer: usize| (peer + 1 + random(2, case.world - 1)) % case.world;
-    let shifted = |span: super::Span| super::Span { at: if span.at > 0 { span.at - 1 } else { span.at + 1 }, ..span };
+    let shifted = |span: Span| Span { at: if span.at > 0 { span.at - 1 } else { span.at + 1 }, ..span };
     let mut broken = step;
     match (random(3, 7), &mut broken) {
         (0, _) if is_message => drop(schedules[rank].remove(at)),

@@ -3,15 +3,15 @@
 //!
 //! Every element starts as a random word and sums wrap, so a result is right only if every
 //! contribution went in exactly once. Buffers that were not written yet hold other random words.
-//! The promises of [`super::Step`] hold here as in the engine: sends drain lazily through links
+//! The promises of [`Step`] hold here as in the engine: sends drain lazily through links
 //! that hold only a few words, and nothing overwrites what is still to be sent.
 
 use std::collections::{HashMap, VecDeque};
 
-use super::algorithm::Algorithm;
-use super::generate::steps;
-use super::problem::{Blocks, Problem, Racks};
-use super::step::{BufferRef, Span, Step};
+use crate::schedule::algorithm::Algorithm;
+use crate::schedule::generate::steps;
+use crate::schedule::problem::{Blocks, Problem, Racks};
+use crate::schedule::step::{BufferRef, Span, Step};
 use crate::types::{Op, Rank, mix};
 
 /// The factor with which `finish` multiplies a word, so that a range that was finished twice or

@@ -18,7 +18,7 @@ fn read(stream: &Arc<CudaStream>, slice: &impl DevicePtr<f32>) -> Vec<f32> {
 
 #[test]
 fn gradients_of_cudarc_are_averaged() -> Result<()> {
-    on_one_gpu("ddp::on_stream::on_a_gpu::gradients_of_cudarc_are_averaged", train)
+    on_one_gpu("ddp::on_stream::on_a_gpu_tests::gradients_of_cudarc_are_averaged", train)
 }
 
 fn train(comm: &Communicator) -> Result<()> {
