@@ -20,8 +20,7 @@ touch "$log" "$times"
 current=
 # The process of the second lane.
 lane=
-# Of etcd and SLURM, for `finish`.
-etcd=
+# Of SLURM, for `finish`.
 slurm=
 munge_pid=
 # By the name of a set-up: "yes" or "no" once it has ended, and its process in the background.
@@ -68,7 +67,7 @@ run_stages() {
             trap - EXIT
             quietly=yes
             each_stage "${second[@]}"
-            [ -z "$etcd$slurm" ] || stop_daemons
+            [ -z "$slurm" ] || stop_daemons
         ) &
         lane=$!
     fi
@@ -268,12 +267,11 @@ stop_daemons() {
         done
         as_root rm -rf "$slurm"
     fi
-    if [ -n "$etcd" ]; then rm -rf "$etcd"; fi
 }
 
 finish() {
     local status=$? job
-    # What still runs in the background: the second lane, Redis and etcd.
+    # What still runs in the background: the second lane and Redis.
     for job in $(jobs -p); do end_tree "$job"; done
     stop_daemons
     # 2: a stage that does not exist.

@@ -24,7 +24,6 @@ declare -A without=(
     [cargo_deb]="cargo-deb cannot be installed here"
     [slurm]="SLURM does not start here"
     [redis]="Redis does not start here"
-    [etcd]="etcd does not start here"
     [backend]="the PyTorch backend cannot be built here"
     [windows_python]="Python or PyTorch for Windows cannot be installed here"
     [emulation]="QEMU or an aarch64 Python cannot be installed here"
@@ -34,7 +33,7 @@ setup_packages() {
     export DEBIAN_FRONTEND=noninteractive
     as_root apt-get update -qq &&
         as_root apt-get install -y -qq --no-install-recommends \
-            redis-server etcd-server openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 slurm-wlm munge openssl \
+            redis-server openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 slurm-wlm munge openssl \
             python3-venv procps openssh-client openssh-server gcc g++ clang binutils pkg-config cmake make valgrind shellcheck >/dev/null
 }
 
@@ -181,23 +180,6 @@ setup_redis() {
     for _ in $(seq 100); do
         if redis-cli -p "$port" ping >/dev/null 2>&1; then
             export KOLO_TEST_REDIS=redis://127.0.0.1:$port
-            return
-        fi
-        sleep 0.1
-    done
-    return 1
-}
-
-setup_etcd() {
-    local port=$((20000 + RANDOM % 10000)) url peers
-    url=http://127.0.0.1:$port
-    peers=http://127.0.0.1:$((port + 1))
-    etcd=$(mktemp -d)
-    etcd --name one --data-dir "$etcd" --listen-client-urls "$url" --advertise-client-urls "$url" \
-        --listen-peer-urls "$peers" --initial-advertise-peer-urls "$peers" --initial-cluster one="$peers" 2>"$etcd/log" &
-    for _ in $(seq 100); do
-        if python3 -c "import urllib.request; urllib.request.urlopen('$url/health')" 2>/dev/null; then
-            export KOLO_TEST_ETCD=etcd://127.0.0.1:$port
             return
         fi
         sleep 0.1

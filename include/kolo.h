@@ -805,8 +805,8 @@ kolo_result_t kolo_comm_init_rank(kolo_comm_t *comm,
                                   const struct kolo_config_t *config);
 
 // As kolo_comm_init_env, for `nranks` ranks that find each other at a store: `file:///path`,
-// `tcp://host:port` (which rank 0 serves), `redis://host:port` or `etcd://host:port` (if kolo was
-// built with it) or `env://`.
+// `tcp://host:port` (which rank 0 serves), `redis://host:port` (if kolo was built with it) or
+// `env://`.
 kolo_result_t kolo_comm_init_store(kolo_comm_t *comm,
                                    int32_t nranks,
                                    const char *url,

@@ -5,7 +5,7 @@
 #     scripts/debian.sh
 #
 # Variables:
-#   FEATURES  features of the program and the library: cuda, etcd, redis, tls; default: cuda
+#   FEATURES  features of the program and the library: cuda, redis, tls; default: cuda
 #   BUILT     a folder with the program and the libraries; the script then builds nothing
 set -eu
 

@@ -13,7 +13,7 @@
 #   PROFILE   cargo's profile; default: dist
 #   TARGET    the platform to build for, by Rust's name for it, such as x86_64-pc-windows-gnu;
 #             default: this machine's
-#   FEATURES  features of the library: cuda, etcd, redis, tls; default: cuda, which needs nothing of CUDA
+#   FEATURES  features of the library: cuda, redis, tls; default: cuda, which needs nothing of CUDA
 #             to build or to start
 #   BUILT     a folder with libraries that cargo has built already; the script then builds nothing
 set -eu

@@ -9,7 +9,7 @@
 # cargo, rustup, python3 and the network; installs its tools into target/wheels.
 #
 # Variables:
-#   FEATURES  features of the library: cuda, etcd, redis, tls; default: cuda
+#   FEATURES  features of the library: cuda, redis, tls; default: cuda
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -292,11 +292,7 @@ fn of_store(url: &StoreUrl, is_owner: bool, deadline: Instant) -> Finding {
             let advice = "build with --features redis, or use file:// or tcp://";
             Finding::failure(SUBJECT, "redis://, but kolo was built without the feature `redis`", advice)
         }
-        StoreUrl::Etcd(_) if !cfg!(feature = "etcd") => {
-            let advice = "build with --features etcd, or use file:// or tcp://";
-            Finding::failure(SUBJECT, "etcd://, but kolo was built without the feature `etcd`", advice)
-        }
-        StoreUrl::Redis(_) | StoreUrl::Etcd(_) | StoreUrl::Env | StoreUrl::Hash(_) => Finding::fine(SUBJECT, "not checked"),
+        StoreUrl::Redis(_) | StoreUrl::Env | StoreUrl::Hash(_) => Finding::fine(SUBJECT, "not checked"),
     }
 }
 

@@ -59,7 +59,6 @@
 //! # Features
 //!
 //! - `redis`: `redis://` and `rediss://` as stores where ranks find each other.
-//! - `etcd`: `etcd://` and `etcds://` as stores where ranks find each other.
 //! - `tls`: links between hosts encrypted by TLS 1.3; see [`settings`].
 //! - `cuda`: buffers in the memory of NVIDIA's GPUs; see `Communicator::on`. CUDA is loaded at run
 //!   time.

@@ -307,7 +307,6 @@ fn all_variables_are_in_the_table() {
         "KOLO_LOCAL_WORLD_SIZE",
         "KOLO_TEST_ALL",
         "KOLO_TEST_ENDS",
-        "KOLO_TEST_ETCD",
         "KOLO_TEST_REDIS",
         "KOLO_TEST_SEED",
         "KOLO_TEST_SEEDS",
@@ -658,7 +657,7 @@ fn the_checks_find_what_is_planted() {
         names("KOLO_RANK=0 kolo_comm_split(Error::Revoked, Step::view); KOLO_ kolo::ddp::Reducer a::b"),
         ["KOLO_RANK", "kolo_comm_split", "Revoked", "fn view"]
     );
-    assert_eq!(features_of("the feature `tls`, `--features cuda,redis` and FEATURES=etcd x"), ["tls", "cuda", "redis", "etcd"]);
+    assert_eq!(features_of("the feature `tls`, `--features cuda,redis` and FEATURES=tls x"), ["tls", "cuda", "redis", "tls"]);
 
     let functions = |text: &str| missing_functions(page, text);
     assert_eq!(functions("| 1 | `Communicator::split` | `src/communicator/split.rs` |"), (1, Vec::new()));

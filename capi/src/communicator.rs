@@ -145,8 +145,8 @@ pub unsafe extern "C" fn kolo_comm_init_rank(
 }
 
 /// As kolo_comm_init_env, for `nranks` ranks that find each other at a store: `file:///path`,
-/// `tcp://host:port` (which rank 0 serves), `redis://host:port` or `etcd://host:port` (if kolo was
-/// built with it) or `env://`.
+/// `tcp://host:port` (which rank 0 serves), `redis://host:port` (if kolo was built with it) or
+/// `env://`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kolo_comm_init_store(
     comm: *mut kolo_comm_t,

@@ -161,7 +161,7 @@ impl Builder {
     }
 
     /// Sets the URL of the store where ranks find each other: `file:///path`, `tcp://host:port`,
-    /// `redis://host:port`, `rediss://host:port`, `etcd://host:port`, `etcds://host:port`, `env://`.
+    /// `redis://host:port`, `rediss://host:port`, `env://`.
     pub fn store(mut self, url: impl Into<String>) -> Self {
         self.store = Some(url.into());
         self

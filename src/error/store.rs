@@ -13,9 +13,7 @@ use super::shown::time;
 #[non_exhaustive]
 pub enum StoreError {
     /// The URL is not that of a store.
-    #[error(
-        "{0}; a store is file:///path, tcp://host:port, redis://host:port, etcd://host:port or env:// (rediss:// and etcds:// with TLS)"
-    )]
+    #[error("{0}; a store is file:///path, tcp://host:port, redis://host:port (rediss:// with TLS) or env://")]
     Url(String),
     /// No store answered at the address.
     #[error(

@@ -89,7 +89,7 @@ pub(crate) use region::{PageSize, Region};
 pub(crate) use reserve::Reserve;
 pub(crate) use scrape::ScrapeListener;
 pub(crate) use secret::read_secret_file;
-#[cfg(all(any(feature = "redis", feature = "etcd"), test))]
+#[cfg(all(feature = "redis", test))]
 pub(crate) use signal::end_by_sigpipe;
 pub(crate) use signal::on_user_signal;
 #[cfg(feature = "redis")]

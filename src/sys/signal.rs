@@ -157,7 +157,7 @@ pub(crate) fn without_sigpipe<T>(calls: impl FnOnce() -> T) -> T {
 }
 
 /// Gives SIGPIPE its default action, as it has in a program in C: it ends the process.
-#[cfg(all(any(feature = "redis", feature = "etcd"), test))]
+#[cfg(all(feature = "redis", test))]
 pub(crate) fn end_by_sigpipe() {
     // SAFETY: the default action calls no code of this program.
     #[cfg(unix)]

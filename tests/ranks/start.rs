@@ -54,12 +54,6 @@ fn stores(path: &std::path::Path) -> Vec<String> {
             Err(_) => common::not_run("a redis:// store; KOLO_TEST_REDIS names no server"),
         }
     }
-    if cfg!(feature = "etcd") {
-        match std::env::var("KOLO_TEST_ETCD") {
-            Ok(url) => urls.push(url),
-            Err(_) => common::not_run("an etcd:// store; KOLO_TEST_ETCD names no server"),
-        }
-    }
     urls
 }
 

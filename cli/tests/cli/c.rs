@@ -48,12 +48,7 @@ fn have(programs: &[&str]) -> bool {
 fn built() -> &'static Path {
     let folder = Path::new(env!("CARGO_BIN_EXE_kolo")).parent().unwrap();
     let profile = folder.file_name().unwrap().to_str().unwrap();
-    let features = [
-        ("redis", cfg!(feature = "redis")),
-        ("etcd", cfg!(feature = "etcd")),
-        ("tls", cfg!(feature = "tls")),
-        ("cuda", cfg!(feature = "cuda")),
-    ];
+    let features = [("redis", cfg!(feature = "redis")), ("tls", cfg!(feature = "tls")), ("cuda", cfg!(feature = "cuda"))];
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(root()).args(["build", "--quiet", "--lib", "--test", "processes"]);
     cargo.arg("--target-dir").arg(folder.parent().unwrap());

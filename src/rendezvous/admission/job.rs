@@ -159,10 +159,10 @@ impl Job {
     }
 }
 
-/// Returns whether a store is used on for the next list. A lease at etcd ends after a while, so that
-/// store is opened again.
+/// Returns whether a store is used on for the next list. A server may have ended a connection that was
+/// idle, so that store is opened again.
 fn is_kept(place: Option<&StoreUrl>) -> bool {
-    !matches!(place, Some(StoreUrl::Redis(_) | StoreUrl::Etcd(_)))
+    !matches!(place, Some(StoreUrl::Redis(_)))
 }
 
 impl Drop for Job {

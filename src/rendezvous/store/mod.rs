@@ -6,7 +6,6 @@
 //! | `tcp://host:port` | rank 0 serves it from its own process; port 0 picks a port and logs it |
 //! | `env://` | `tcp://` at `MASTER_ADDR` and `MASTER_PORT` |
 //! | `redis://host:port`, `rediss://host:port` | a Redis server (feature `redis`), `rediss` with TLS |
-//! | `etcd://host:port`, `etcds://host:port` | an etcd cluster (feature `etcd`), `etcds` with TLS |
 //! | `hash://name` | inside one process |
 //!
 //! A store is needed only while ranks connect. Its values are small and short-lived. Keys of former
@@ -15,14 +14,10 @@
 //! `kv` has the trait, `url` parses URLs, and `open` opens the store of a URL. The other files are
 //! the stores.
 
-#[cfg(feature = "etcd")]
-mod etcd;
 pub(crate) mod file;
 mod hash;
 mod kv;
 mod open;
-#[cfg(any(feature = "etcd", feature = "redis"))]
-mod poll;
 #[cfg(feature = "redis")]
 mod redis;
 pub(crate) mod tcp;

@@ -2,8 +2,6 @@
 
 use std::time::Instant;
 
-#[cfg(feature = "etcd")]
-use super::etcd;
 use super::kv::Store;
 #[cfg(feature = "redis")]
 use super::redis;
@@ -19,7 +17,7 @@ pub(crate) fn open(url: &StoreUrl, owner: bool, identity: &Identity, deadline: I
     if url.asks_a_foreign_server().is_some()
         && let Some(name) = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().find(|name| sys::is_overruled(name))
     {
-        // The libraries that connect to these stores read the variables themselves.
+        // The library that connects to the server reads the variables itself.
         let what = "a store in a program with rights that the user who started it need not have";
         return Err(Error::Unsupported {
             what,
@@ -48,16 +46,6 @@ pub(crate) fn open(url: &StoreUrl, owner: bool, identity: &Identity, deadline: I
         StoreUrl::Redis(_) => Err(Error::Unsupported {
             what: "a redis:// store",
             why: "kolo was built without the feature `redis`; build with --features redis, or use file:// or tcp://".to_owned(),
-        }),
-        #[cfg(feature = "etcd")]
-        StoreUrl::Etcd(url) => {
-            let store = etcd::EtcdStore::open(url, identity.job(), deadline);
-            store.map(|store| Box::new(store) as _).map_err(|problem| problem.at(url.to_string()))
-        }
-        #[cfg(not(feature = "etcd"))]
-        StoreUrl::Etcd(_) => Err(Error::Unsupported {
-            what: "an etcd:// store",
-            why: "kolo was built without the feature `etcd`; build with --features etcd, or use file:// or tcp://".to_owned(),
         }),
         StoreUrl::Hash(name) => Ok(Box::new(hash::HashStore::open(name))),
         StoreUrl::Env => Err(Error::setting("store", "env://", "MASTER_ADDR and MASTER_PORT must be set")),

@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 use redis::{Client, Connection, RedisError};
 
 use super::kv::{Store, check};
-use super::poll::poll;
 use super::url::RedisUrl;
 use crate::error::StoreError;
 use crate::sys;
@@ -108,5 +107,22 @@ impl Store for RedisStore {
         }
         let there: Option<Vec<u8>> = self.ask(redis::cmd("GET").arg(&key_there), timeout)?;
         there.ok_or_else(|| StoreError::Timeout { key: key.to_owned(), waited: timeout })
+    }
+}
+
+/// Calls `ask` until it returns an answer or the timeout has passed, at growing intervals.
+fn poll<T>(timeout: Duration, mut ask: impl FnMut() -> Result<Option<T>, StoreError>) -> Result<Option<T>, StoreError> {
+    let deadline = Instant::now() + timeout;
+    let mut pause = Duration::from_micros(500);
+    loop {
+        if let Some(answer) = ask()? {
+            return Ok(Some(answer));
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        std::thread::sleep(pause.min(left));
+        pause = (pause * 3 / 2).min(Duration::from_millis(25));
     }
 }

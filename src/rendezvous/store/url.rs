@@ -12,7 +12,6 @@ pub(crate) enum StoreUrl {
     File(PathBuf),
     Tcp { host: String, port: u16 },
     Redis(RedisUrl),
-    Etcd(EtcdUrl),
     Env,
     Hash(String),
 }
@@ -31,87 +30,6 @@ impl fmt::Debug for RedisUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
-}
-
-/// The URL of an etcd cluster. It is displayed without its user and password.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct EtcdUrl {
-    /// Whether the servers speak TLS.
-    pub(super) tls: bool,
-    /// User and password, if the cluster asks for them.
-    pub(super) login: Option<(String, String)>,
-    /// The servers of the cluster, as `host:port`.
-    pub(super) servers: Vec<String>,
-    /// What all keys begin with, between slashes.
-    pub(super) prefix: String,
-}
-
-impl EtcdUrl {
-    const PORT: u16 = 2379;
-    const PREFIX: &str = "kolo";
-    const MOST_SERVERS: usize = 16;
-
-    /// Parses what follows the scheme: `[user:password@]host[:port][,host[:port]...][/prefix]`.
-    fn parse(rest: &str, tls: bool) -> Result<EtcdUrl, String> {
-        let (login, rest) = match rest.rsplit_once('@') {
-            Some((login, rest)) => {
-                let (user, password) = login.split_once(':').ok_or_else(|| "the user has no password".to_owned())?;
-                (Some((unescaped(user)?, unescaped(password)?)), rest)
-            }
-            None => (None, rest),
-        };
-        let (servers, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-        let prefix = prefix.trim_matches('/');
-        let prefix = if prefix.is_empty() { EtcdUrl::PREFIX } else { prefix };
-        if !prefix.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/-_.".contains(&byte)) {
-            return Err("the prefix of its keys may have letters, digits and /-_. only".to_owned());
-        }
-        let server = |text: &str| {
-            let has_port = text.rfind(':').is_some_and(|colon| text.rfind(']').is_none_or(|bracket| bracket < colon));
-            let (host, port) = if has_port { split_port(text)? } else { split_port(&format!("{text}:{}", EtcdUrl::PORT))? };
-            if !host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:%".contains(&byte)) {
-                return Err("a server's name is no host".to_owned());
-            }
-            Ok(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
-        };
-        let servers = servers.split(',').map(server).collect::<Result<Vec<_>, String>>()?;
-        if servers.len() > EtcdUrl::MOST_SERVERS {
-            return Err(format!("it names more than {} servers", EtcdUrl::MOST_SERVERS));
-        }
-        Ok(EtcdUrl { tls, login, servers, prefix: prefix.to_owned() })
-    }
-}
-
-impl fmt::Display for EtcdUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = if self.tls { "etcds" } else { "etcd" };
-        let user = if self.login.is_some() { "***@" } else { "" };
-        write!(f, "{scheme}://{user}{}/{}", self.servers.join(","), self.prefix)
-    }
-}
-
-impl fmt::Debug for EtcdUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// Returns a text of a URL with its `%xx` replaced by what they stand for.
-fn unescaped(text: &str) -> Result<String, String> {
-    let wrong = || "a % in its user or password is not followed by two hexadecimal digits; write % itself as %25".to_owned();
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        let digit = |byte: Option<u8>| (byte? as char).to_digit(16);
-        bytes.push(match byte {
-            b'%' => {
-                let (high, low) = (digit(rest.next()).ok_or_else(wrong)?, digit(rest.next()).ok_or_else(wrong)?);
-                (high << 4 | low) as u8
-            }
-            byte => byte,
-        });
-    }
-    String::from_utf8(bytes).map_err(|_| "its user or password is not UTF-8".to_owned())
 }
 
 /// Returns a URL without its user, password and parameters. The path of a file is not changed.
@@ -135,7 +53,6 @@ impl StoreUrl {
     pub(super) fn asks_a_foreign_server(&self) -> Option<String> {
         match self {
             StoreUrl::Redis(url) => Some(url.to_string()),
-            StoreUrl::Etcd(url) => Some(url.to_string()),
             _ => None,
         }
     }
@@ -157,7 +74,6 @@ impl StoreUrl {
             }
             "redis" | "rediss" if rest.is_empty() => Err("it names no host".to_owned()),
             "redis" | "rediss" => Ok(StoreUrl::Redis(RedisUrl(url.to_owned()))),
-            "etcd" | "etcds" => Ok(StoreUrl::Etcd(EtcdUrl::parse(rest, scheme == "etcds")?)),
             "env" if rest.is_empty() => Ok(StoreUrl::Env),
             "env" => Err("env:// takes no host or path".to_owned()),
             "hash" if !rest.is_empty() => Ok(StoreUrl::Hash(rest.to_owned())),

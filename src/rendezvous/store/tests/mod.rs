@@ -1,7 +1,5 @@
 //! All stores keep the same promises.
 
-#[cfg(feature = "etcd")]
-mod etcd;
 mod file;
 #[cfg(feature = "redis")]
 mod redis;
@@ -59,7 +57,7 @@ fn promises(zero: &dyn Store, other: &dyn Store) {
 }
 
 /// Prints that a test did not run. Unlike the output of passing tests, this is always shown.
-#[cfg(any(unix, feature = "etcd", feature = "redis"))]
+#[cfg(any(unix, feature = "redis"))]
 fn not_run(why: &str) {
     std::io::Write::write_all(&mut std::io::stderr(), format!("NOT RUN: {why}\n").as_bytes()).unwrap();
 }
@@ -79,7 +77,6 @@ fn no_password_is_shown() {
         ("redis://:open-sesame@host:1/2", "redis://***@host:1/2"),
         ("rediss://me:open-sesame@host", "rediss://***@host"),
         ("redis://me:open-@sesame@host?password=open-sesame", "redis://***@host?***"),
-        ("etcd://me:open-sesame@a:1,b/x", "etcd://***@a:1,b/x"),
         ("http://me:open-sesame@host", "http://***@host"),
         ("tcp://me:open-sesame@host", "tcp://***@host"),
         ("me:open-sesame@host", "***@host"),
@@ -110,13 +107,6 @@ fn urls_and_paths_of_stores() {
     ] {
         assert_eq!(StoreUrl::parse(url).unwrap(), parsed, "{url}");
     }
-    for (url, shown) in [
-        ("etcd://node7", "etcd://node7:2379/kolo"),
-        ("etcds://a,b:1,[::1],[::2]:3/jobs/of/mine/", "etcds://a:2379,b:1,[::1]:2379,[::2]:3/jobs/of/mine"),
-        ("etcd://me:%70%40ss@a", "etcd://***@a:2379/kolo"),
-    ] {
-        assert_eq!(StoreUrl::parse(url).map(|url| format!("{url:?}")).unwrap(), format!("Etcd({shown})"));
-    }
     // The spellings that programs for Windows use.
     for (url, path) in [
         ("file:///D:\\a\\pg", "D:\\a\\pg"),
@@ -143,16 +133,7 @@ fn urls_and_paths_of_stores() {
         "env://x",
         "hash://",
         "redis://",
-        "etcd://",
-        "etcd:///prefix",
-        "etcd://a,,b",
-        "etcd://me@a",
-        "etcd://me:%4@a",
-        "etcd://me:%ff@a",
-        "etcd://a:99999",
-        "etcd://a b",
-        "etcd://a/pre fix",
-        "etcd://a?b",
+        "etcd://a",
         "file:///x/",
         "D:pg",
         "file://D:pg",
@@ -165,7 +146,7 @@ fn urls_and_paths_of_stores() {
 
 /// In a process that [`client_of_ended`] has started, asks a server that ends. SIGPIPE has its default
 /// action, as in a program in C.
-#[cfg(any(feature = "redis", feature = "etcd"))]
+#[cfg(feature = "redis")]
 fn is_client_of_ended() -> bool {
     let Ok(url) = std::env::var("KOLO_TEST_ENDS") else { return false };
     crate::sys::end_by_sigpipe();
@@ -182,7 +163,7 @@ fn is_client_of_ended() -> bool {
 }
 
 /// Runs the test `name` as a process that asks a server, which `end` ends. The process lives on.
-#[cfg(any(feature = "redis", feature = "etcd"))]
+#[cfg(feature = "redis")]
 fn client_of_ended(name: &str, url: &str, authority: &std::path::Path, end: impl FnOnce()) {
     use std::io::{BufRead, BufReader, Write};
     use std::process::{Command, Stdio};
