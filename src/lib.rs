@@ -128,7 +128,13 @@ pub use types::{DType, Descriptor, Element, Op, Rank, ReduceOp, UnknownNameError
 pub mod plan {
     pub use crate::exec::costs::cache::{MeasuredCosts, PairClass, measured};
     pub use crate::schedule::select::{Candidate, Choice, CostModel, Layout, LinkCost, candidates};
-    pub use crate::schedule::timing::{Method, Scenario, Simulated, simulate};
+    // For the program `kolo`, which simulates schedules.
+    #[doc(hidden)]
+    pub use crate::schedule::moves::{Move, Moves};
+    #[doc(hidden)]
+    pub use crate::schedule::problem::{chunk, part_of};
+    #[doc(hidden)]
+    pub use crate::types::mix;
 }
 
 // For the program `kolo`, which writes reports where other users may write, too.

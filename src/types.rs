@@ -388,7 +388,7 @@ const fn folded(a: u64, b: u64) -> u64 {
 
 /// Folds one more word into a hash. A multiply-xorshift (the finaliser of SplitMix64): every input
 /// bit reaches every output bit, in a few cycles. It protects against mistakes, not against malice.
-pub(crate) const fn mix(hash: u64, word: u64) -> u64 {
+pub const fn mix(hash: u64, word: u64) -> u64 {
     let mut z = hash.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ word;
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

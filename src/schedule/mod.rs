@@ -29,14 +29,14 @@ mod doubling;
 mod generate;
 mod halving;
 mod model;
+pub(crate) mod moves;
 mod price;
-mod problem;
+pub(crate) mod problem;
 mod ring;
 pub(crate) mod select;
 mod step;
 #[cfg(test)]
 mod tests;
-pub(crate) mod timing;
 mod tree;
 mod two_level;
 

@@ -122,14 +122,14 @@ impl Problem<'_> {
 
 /// Returns the `part`-th of `parts` nearly equal ranges of `count` elements. If the count does not
 /// divide evenly, the first ranges are longer by one.
-pub(crate) fn chunk(count: usize, parts: usize, part: usize) -> Range<usize> {
+pub fn chunk(count: usize, parts: usize, part: usize) -> Range<usize> {
     let (base, longer) = (count / parts, count % parts);
     let at = part * base + part.min(longer);
     at..at + base + usize::from(part < longer)
 }
 
 /// Returns the part of [`chunk`] that contains an element.
-pub(super) fn part_of(count: usize, parts: usize, element: usize) -> usize {
+pub fn part_of(count: usize, parts: usize, element: usize) -> usize {
     let (base, longer) = (count / parts, count % parts);
     let in_longer = longer * (base + 1);
     if element < in_longer { element / (base + 1) } else { longer + (element - in_longer) / base }

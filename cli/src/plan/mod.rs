@@ -2,6 +2,7 @@
 
 mod plots;
 mod simulate;
+mod timing;
 
 use std::time::Duration;
 

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use kolo::plan::{Candidate, Layout, Scenario, candidates, simulate};
+use kolo::plan::{Candidate, Layout, candidates};
 use kolo::{Algorithm, Op};
 
+use super::timing::{Scenario, simulate};
 use crate::chart::{self, COLOURS, Curve};
 use crate::files::Output;
 use crate::say;
@@ -82,5 +83,6 @@ pub(super) fn draw(scenario: &Scenario, folder: &Path) -> Result<(), String> {
 /// Returns the index of a candidate's curve and its seconds, if it is shown and can be simulated.
 fn time(candidate: &Candidate, bytes: u64, scenario: &Scenario) -> Option<(usize, f64)> {
     let index = SHOWN.iter().position(|(algorithm, _)| *algorithm == candidate.choice.algorithm)?;
-    simulate(Op::AllReduce, bytes, candidate.choice, scenario).map(|found| (index, found.seconds))
+    simulate(Op::AllReduce, bytes, (candidate.choice.algorithm, candidate.choice.between), scenario)
+        .map(|found| (index, found.seconds))
 }

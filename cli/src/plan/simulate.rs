@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
-use kolo::plan::{Candidate, CostModel, Layout, Scenario, Simulated, simulate};
+use kolo::plan::{Candidate, CostModel, Layout};
 use kolo::{Op, Rank};
 use serde_json::json;
 
+use super::timing::{Scenario, Simulated, simulate};
 use crate::say;
 use crate::table::{Side, Table};
 use crate::units::{bytes, duration, show_bytes, show_seconds};
@@ -130,7 +131,9 @@ pub(super) fn print(
     scenario: &Scenario,
     is_wide: bool,
 ) -> Result<(), String> {
-    let simulated = found.iter().map(|candidate| (candidate, simulate(op, bytes, candidate.choice, scenario)));
+    let simulated = found
+        .iter()
+        .map(|candidate| (candidate, simulate(op, bytes, (candidate.choice.algorithm, candidate.choice.between), scenario)));
     let mut rows: Vec<(&Candidate, Option<Simulated>)> = simulated.collect();
     rows.sort_by(|a, b| {
         let seconds = |row: &(&Candidate, Option<Simulated>)| row.1.map_or(f64::INFINITY, |found| found.seconds);

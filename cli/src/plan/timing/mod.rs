@@ -22,5 +22,5 @@ mod scenario;
 mod tests;
 mod world;
 
-pub use case::simulate;
-pub use scenario::{Method, Scenario, Simulated};
+pub(super) use case::simulate;
+pub(super) use scenario::{Scenario, Simulated};

@@ -1,14 +1,12 @@
 //! How much of a world has to be simulated.
 
+use kolo::plan::chunk;
+use kolo::{Algorithm, Op};
+
 use super::placement::Placement;
 use super::programme::Programme;
 use super::scenario::{ELEMENT, Method, Scenario, Simulated};
 use super::world::World;
-use crate::schedule::algorithm::Algorithm;
-use crate::schedule::model::Choice;
-use crate::schedule::problem::chunk;
-use crate::schedule::select::{bytes_of_a_round, sent_by};
-use crate::types::Op;
 
 /// The most messages that one simulation sends, and the most that it sends if two smaller sizes say as
 /// much.
@@ -20,21 +18,16 @@ const MOST_PIECES: u64 = 2 << 20;
 const LEAST_PIECE: u64 = 16 << 10;
 
 /// Simulates the time of `op` with `bytes` (of the buffer, or of all blocks together) by an
-/// algorithm. Returns `None` for shared memory alone, for hierarchical forms that have no price, and if
+/// algorithm (for a hierarchical one, `between` hosts). Returns `None` for shared memory alone, for hierarchical forms that have no price, and if
 /// the world is too large to be simulated.
-///
-/// ```
-/// use kolo::plan::{CostModel, Layout, Scenario, candidates, simulate};
-/// let scenario = Scenario::new(Layout::even(64, 8), CostModel::default());
-/// for plan in candidates(kolo::Op::AllReduce, 1 << 20, scenario.layout, &scenario.model) {
-///     let Some(found) = simulate(kolo::Op::AllReduce, 1 << 20, plan.choice, &scenario) else { continue };
-///     println!("{}: {:.0} us", plan.choice, found.seconds * 1e6);
-/// }
-/// ```
-pub fn simulate(op: Op, bytes: u64, choice: Choice, scenario: &Scenario) -> Option<Simulated> {
-    let layout = scenario.layout.possible();
-    let scenario = &Scenario { layout, ..scenario.clone() };
-    let programme = Programme::new(op, bytes.div_ceil(ELEMENT), choice, layout, &scenario.model)?;
+pub(in crate::plan) fn simulate(
+    op: Op,
+    bytes: u64,
+    (algorithm, between): (Algorithm, Option<Algorithm>),
+    scenario: &Scenario,
+) -> Option<Simulated> {
+    let layout = scenario.layout;
+    let programme = Programme::new(op, bytes.div_ceil(ELEMENT), (algorithm, between), layout, &scenario.model)?;
     let case = Case { programme, scenario, placement: Placement::new(layout, scenario.racks) };
     case.by_best_method()
 }
@@ -64,14 +57,14 @@ impl Case<'_> {
     /// Returns after how many ranks the schedules repeat, rotated; `None` if they do not.
     fn period(&self) -> Option<usize> {
         let Scenario { layout, processors, .. } = self.scenario;
-        let is_rotated = match self.programme.algorithm {
-            Algorithm::Ring => matches!(self.programme.op, Op::AllReduce | Op::AllGather | Op::ReduceScatter),
-            Algorithm::Direct => matches!(self.programme.op, Op::AllReduce | Op::AllGather | Op::ReduceScatter),
+        let is_rotated = match self.programme.moves.algorithm {
+            Algorithm::Ring => matches!(self.programme.moves.op, Op::AllReduce | Op::AllGather | Op::ReduceScatter),
+            Algorithm::Direct => matches!(self.programme.moves.op, Op::AllReduce | Op::AllGather | Op::ReduceScatter),
             Algorithm::Dissemination => true,
             _ => false,
         };
         // With fewer elements than chunks, some ranks send nothing.
-        let has_elements = self.programme.op == Op::Barrier || self.programme.has_elements_for_all();
+        let has_elements = self.programme.moves.op == Op::Barrier || self.programme.has_elements_for_all();
         let period = self.placement.period()?;
         (is_rotated && has_elements && processors.is_none() && period < layout.ranks).then_some(period)
     }
@@ -79,9 +72,9 @@ impl Case<'_> {
     /// Returns about how many messages the first `ranks` ranks send in all calls.
     fn messages(&self, programme: &Programme, ranks: usize) -> u64 {
         const SAMPLES: usize = 16;
-        let senders = programme.members * programme.columns * ranks / self.scenario.layout.ranks;
-        let step = programme.members.div_ceil(SAMPLES);
-        let samples = (0..programme.members).step_by(step);
+        let senders = programme.moves.world * programme.columns * ranks / self.scenario.layout.ranks;
+        let step = programme.moves.world.div_ceil(SAMPLES);
+        let samples = (0..programme.moves.world).step_by(step);
         let count = samples.len() as u64;
         let sent: u64 = samples.map(|member| self.sent(programme, member).1).sum();
         (sent * senders as u64 / count.max(1)).saturating_mul(self.scenario.calls as u64)
@@ -90,14 +83,14 @@ impl Case<'_> {
     /// Returns the elements and messages that a member of the first column sends.
     fn sent(&self, programme: &Programme, member: usize) -> (u64, u64) {
         let count = chunk(programme.count as usize, programme.columns, 0).len() as u64;
-        sent_by(member, programme.op, programme.algorithm, count, (programme.members, programme.racks), programme.segment)
+        programme.moves.sent(member, count)
     }
 
     fn run(&self, programme: &Programme, period: usize, method: Method) -> Simulated {
         let ranks = self.scenario.layout.ranks;
         // Elements that the simulated ranks send, about: twice the buffer each, or all of it in each
         // round.
-        let rounds = if programme.algorithm == Algorithm::RecursiveDoubling { ranks.ilog2().max(2).into() } else { 2 };
+        let rounds = if programme.moves.algorithm == Algorithm::RecursiveDoubling { ranks.ilog2().max(2).into() } else { 2 };
         let total = programme.count.saturating_mul(rounds).saturating_mul((period * self.scenario.calls) as u64);
         let piece = (total.saturating_mul(ELEMENT) / MOST_PIECES).next_power_of_two().max(LEAST_PIECE);
         let late = if method == Method::Full { self.scenario.lateness() } else { vec![0.0; period] };
@@ -106,13 +99,13 @@ impl Case<'_> {
 
     /// Continues the line through the times of two sizes that are small enough.
     pub(super) fn extrapolated(&self, most_messages: u64) -> Option<Simulated> {
-        let Programme { op, algorithm, members, segment, count, columns, .. } = self.programme;
+        let Programme { moves, count, columns, .. } = self.programme;
         let ranks = self.scenario.layout.ranks;
-        let round = bytes_of_a_round(op, algorithm, members, segment)? * columns as u64;
+        let round = moves.round()? * columns as u64;
         let with = |rounds: u64| Programme { count: rounds * round, ..self.programme.clone() };
         let each = self.messages(&with(1), ranks).max(1);
         // Both sizes have to fill the pipeline, up and down.
-        let depth = 2 * u64::from(members.ilog2() + 1);
+        let depth = 2 * u64::from(moves.world.ilog2() + 1);
         let rounds = (12 * depth).min(most_messages / each);
         if rounds / 2 < depth || rounds * round >= count {
             return None;

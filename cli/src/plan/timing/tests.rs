@@ -1,14 +1,14 @@
 //! Times against closed forms, and what must hold of all of them.
 
+use kolo::plan::{CostModel, Layout, LinkCost, candidates};
+use kolo::{Algorithm, Op};
+
 use super::case::Case;
 use super::placement::Placement;
 use super::programme::Programme;
 use super::scenario::{ELEMENT, Method, Scenario, Simulated};
 use super::simulate;
 use super::world::World;
-use crate::schedule::algorithm::Algorithm;
-use crate::schedule::model::{Choice, CostModel, Layout, LinkCost};
-use crate::types::Op;
 
 const LATENCY: f64 = 25e-6;
 const PER_BYTE: f64 = 1e-9;
@@ -16,16 +16,22 @@ const REDUCE: f64 = 0.25e-9;
 
 /// A model without processor time, so that times are sums of few terms.
 fn model() -> CostModel {
-    CostModel {
-        network: LinkCost::new(LATENCY, 0.0, PER_BYTE),
-        local: LinkCost::new(1e-6, 0.0, 0.2e-9),
-        reduce: REDUCE,
-        ..CostModel::default()
-    }
+    let mut model = CostModel::default();
+    model.network = LinkCost::new(LATENCY, 0.0, PER_BYTE);
+    model.local = LinkCost::new(1e-6, 0.0, 0.2e-9);
+    model.reduce = REDUCE;
+    model
 }
 
-fn flat(algorithm: Algorithm) -> Choice {
-    Choice { algorithm, between: None }
+fn flat(algorithm: Algorithm) -> (Algorithm, Option<Algorithm>) {
+    (algorithm, None)
+}
+
+/// Returns the algorithms of an operation over messages.
+fn algorithms(op: Op, ranks: usize) -> Vec<Algorithm> {
+    let found = candidates(op, 1 << 20, Layout::even(ranks, ranks), &model());
+    assert!(!found.is_empty(), "{op} of {ranks}");
+    found.iter().map(|candidate| candidate.choice.algorithm).collect()
 }
 
 fn scenario(ranks: usize, hosts: usize) -> Scenario {
@@ -37,7 +43,14 @@ fn run(algorithm: Algorithm, bytes: u64, scenario: &Scenario) -> Simulated {
 }
 
 /// Runs all ranks, or `period` of them, in pieces of the given size.
-fn run_in_pieces(op: Op, bytes: u64, choice: Choice, scenario: &Scenario, period: usize, piece: u64) -> Simulated {
+fn run_in_pieces(
+    op: Op,
+    bytes: u64,
+    choice: (Algorithm, Option<Algorithm>),
+    scenario: &Scenario,
+    period: usize,
+    piece: u64,
+) -> Simulated {
     let programme = Programme::new(op, bytes / ELEMENT, choice, scenario.layout, &scenario.model).unwrap();
     let placement = Placement::new(scenario.layout, scenario.racks);
     World::new(&programme, scenario, &placement, period, piece, scenario.lateness()[..period].to_vec()).run(Method::Full)
@@ -106,7 +119,7 @@ fn every_host_sends_the_bytes_of_the_schedule() {
         }
     }
     // A host's two ranks each send their slice: together the bytes of one rank alone.
-    let choice = Choice { algorithm: Algorithm::Hierarchical, between: Some(Algorithm::Ring) };
+    let choice = (Algorithm::Hierarchical, Some(Algorithm::Ring));
     let found = simulate(Op::AllReduce, 8 << 20, choice, &scenario(8, 4)).unwrap();
     assert_near(found.busiest_bytes, 1.5 * (8 << 20) as f64, 1e-3, "bytes of the hierarchy");
 }
@@ -114,7 +127,8 @@ fn every_host_sends_the_bytes_of_the_schedule() {
 #[test]
 fn two_ranks_on_one_interface_take_twice_as_long() {
     // Ranks 0 and 1 of the first host send all to ranks of the other.
-    let doubled = Scenario { layout: Layout { windows: false, ..Layout::even(4, 2) }, ..scenario(4, 2) };
+    let mut doubled = scenario(4, 2);
+    doubled.layout.windows = false;
     let alone = run(Algorithm::RecursiveDoubling, 16 << 20, &scenario(2, 2)).seconds;
     let inside = run(Algorithm::RecursiveDoubling, 16 << 20, &scenario(2, 1)).seconds;
     let both = run(Algorithm::RecursiveDoubling, 16 << 20, &doubled).seconds;
@@ -138,7 +152,7 @@ fn an_oversubscribed_uplink_slows_what_crosses_it() {
 
 #[test]
 fn the_time_grows_with_latency_bytes_and_calls() {
-    for algorithm in Algorithm::for_op(Op::AllReduce, 8).iter().copied() {
+    for algorithm in algorithms(Op::AllReduce, 8) {
         let time = |latency: f64, bytes: u64| {
             let mut scenario = scenario(8, 8);
             scenario.model.network.latency = latency;
@@ -155,7 +169,7 @@ fn the_time_grows_with_latency_bytes_and_calls() {
 
 #[test]
 fn a_late_rank_delays_all_and_is_named() {
-    for algorithm in Algorithm::for_op(Op::AllReduce, 16).iter().copied() {
+    for algorithm in algorithms(Op::AllReduce, 16) {
         for rank in [0, 5, 15] {
             let late = Scenario { late: vec![(rank, 1.0)], ..scenario(16, 16) };
             let found = run(algorithm, 64 << 10, &late);
@@ -222,7 +236,7 @@ fn a_continued_line_finds_what_all_messages_take() {
 #[test]
 fn a_hierarchy_adds_the_phases_in_shared_memory() {
     let scenario = scenario(8, 4);
-    let choice = Choice { algorithm: Algorithm::Hierarchical, between: Some(Algorithm::Ring) };
+    let choice = (Algorithm::Hierarchical, Some(Algorithm::Ring));
     let bytes = 16u64 << 20;
     let found = simulate(Op::AllReduce, bytes, choice, &scenario).unwrap();
     let CostModel { window_sync, window_per_byte, .. } = scenario.model;
@@ -260,7 +274,7 @@ fn every_algorithm_of_every_operation_ends() {
         for op in
             [Op::AllReduce, Op::Broadcast, Op::Reduce, Op::AllGather, Op::ReduceScatter, Op::AllToAll, Op::Gather, Op::Scatter]
         {
-            for &algorithm in Algorithm::for_op(op, ranks) {
+            for algorithm in algorithms(op, ranks) {
                 for bytes in [8, 1 << 16, 3 << 20] {
                     for hosts in [1, 2, ranks] {
                         let found = simulate(op, bytes, flat(algorithm), &scenario(ranks, hosts));

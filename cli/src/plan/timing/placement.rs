@@ -1,8 +1,7 @@
 //! On which host and in which rack each rank is.
 
-use crate::schedule::model::Layout;
-use crate::schedule::problem::{chunk, part_of};
-use crate::types::Rank;
+use kolo::Rank;
+use kolo::plan::{Layout, chunk, part_of};
 
 /// On which host and in which rack each rank is. Ranks of a host, and hosts of a rack, are
 /// consecutive.

@@ -2,9 +2,10 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use kolo::Rank;
+use kolo::plan::CostModel;
+
 use super::placement::Placement;
-use crate::schedule::model::CostModel;
-use crate::types::Rank;
 
 /// What bytes pass one after the other: a host's interface in one direction, a rack's uplink in one
 /// direction, or the copying of a rank to its neighbours.

@@ -1,43 +1,42 @@
 //! What is simulated, and what a simulation finds.
 
-use crate::schedule::model::{CostModel, Layout};
-use crate::types::{Rank, mix};
+use kolo::Rank;
+use kolo::plan::{CostModel, Layout, mix};
 
 /// The bytes of an element. Sizes are rounded up to whole elements.
 pub(super) const ELEMENT: u64 = 4;
 
 /// The network and the ranks of a simulation.
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Scenario {
+pub(in crate::plan) struct Scenario {
     /// The placement of the ranks. Hosts have equal numbers of ranks, or numbers that differ by one.
-    pub layout: Layout,
+    pub(in crate::plan) layout: Layout,
     /// The costs of messages and shared memory.
-    pub model: CostModel,
+    pub(in crate::plan) model: CostModel,
     /// The number of racks (or pods) over which the hosts are spread; 1 if all hosts have one switch.
-    pub racks: usize,
+    pub(in crate::plan) racks: usize,
     /// How many times the bandwidth of a rack's uplink the interfaces of its hosts have together.
-    pub oversubscription: f64,
+    pub(in crate::plan) oversubscription: f64,
     /// Seconds that a message between racks takes longer.
-    pub rack_latency: f64,
+    pub(in crate::plan) rack_latency: f64,
     /// Ranks that make the call later than the others, and by how many seconds.
-    pub late: Vec<(Rank, f64)>,
+    pub(in crate::plan) late: Vec<(Rank, f64)>,
     /// The mean of an exponential distribution by which every rank is late, in seconds.
-    pub jitter: f64,
+    pub(in crate::plan) jitter: f64,
     /// The seed of that distribution.
-    pub seed: u64,
+    pub(in crate::plan) seed: u64,
     /// Bytes that an interface sends at once after it was idle: the bucket of a token bucket filter.
-    pub burst: f64,
+    pub(in crate::plan) burst: f64,
     /// The processors that all ranks share, as in a test bed on one machine; `None` if every rank has
     /// one of its own.
-    pub processors: Option<usize>,
+    pub(in crate::plan) processors: Option<usize>,
     /// How many calls follow each other. Times are of one call, the mean.
-    pub calls: usize,
+    pub(in crate::plan) calls: usize,
 }
 
 impl Scenario {
     /// Returns one call on one switch, without late ranks.
-    pub fn new(layout: Layout, model: CostModel) -> Scenario {
+    pub(in crate::plan) fn new(layout: Layout, model: CostModel) -> Scenario {
         Scenario {
             layout,
             model,
@@ -76,8 +75,7 @@ impl Scenario {
 
 /// How a simulation found its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Method {
+pub(in crate::plan) enum Method {
     /// It simulated every message of every rank.
     Full,
     /// It simulated the ranks of one host or rack: all others do the same.
@@ -102,17 +100,16 @@ impl std::fmt::Display for Method {
 
 /// What a simulation finds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Simulated {
+pub(in crate::plan) struct Simulated {
     /// Seconds until the last rank has finished, counted from when ranks that are not late call.
-    pub seconds: f64,
+    pub(in crate::plan) seconds: f64,
     /// Bytes through the busiest interface or uplink, one way, in one call.
-    pub busiest_bytes: f64,
+    pub(in crate::plan) busiest_bytes: f64,
     /// The rank where the critical path begins: the one for which the last rank waited longest. If
     /// no rank is late, all begin at once, and it is any rank on the path.
-    pub critical: Rank,
+    pub(in crate::plan) critical: Rank,
     /// The messages that were simulated.
-    pub messages: u64,
+    pub(in crate::plan) messages: u64,
     /// How the result was found.
-    pub method: Method,
+    pub(in crate::plan) method: Method,
 }

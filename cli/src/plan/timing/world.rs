@@ -3,12 +3,13 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use kolo::Rank;
+use kolo::plan::Move;
+
 use super::network::Network;
 use super::placement::Placement;
 use super::programme::Programme;
 use super::scenario::{ELEMENT, Method, Scenario, Simulated};
-use crate::schedule::step::Step;
-use crate::types::Rank;
 
 /// How far a rank has come in a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -31,7 +32,7 @@ struct Incoming {
 struct Simulant {
     stage: Stage,
     calls: usize,
-    steps: Option<Box<dyn Iterator<Item = Step>>>,
+    moves: Option<Box<dyn Iterator<Item = Move>>>,
     incoming: Option<Incoming>,
     /// When its processor has finished everything so far.
     clock: f64,
@@ -135,7 +136,7 @@ impl<'a> World<'a> {
         let simulant = |rank: Rank| Simulant {
             stage: Stage::Before,
             calls: scenario.calls.max(1),
-            steps: None,
+            moves: None,
             incoming: None,
             clock: 0.0,
             origin: rank,
@@ -294,12 +295,12 @@ impl<'a> World<'a> {
         if stage != Stage::Messages {
             return self.leave(rank, now);
         }
-        self.ranks[rank].steps = match self.programme.windows {
-            None => Some(self.programme.steps(0, rank)),
+        self.ranks[rank].moves = match self.programme.windows {
+            None => Some(self.programme.moves(0, rank)),
             Some(_) => {
                 let host = self.placement.host_of(rank);
                 let column = rank - self.placement.first(host);
-                (column < self.programme.columns).then(|| self.programme.steps(column, host))
+                (column < self.programme.columns).then(|| self.programme.moves(column, host))
             }
         };
         self.advance(rank, now);
@@ -351,42 +352,38 @@ impl<'a> World<'a> {
                 }
                 continue;
             }
-            let Some(step) = self.ranks[rank].steps.as_mut().and_then(Iterator::next) else {
-                self.ranks[rank].steps = None;
+            let Some(next) = self.ranks[rank].moves.as_mut().and_then(Iterator::next) else {
+                self.ranks[rank].moves = None;
                 let at = self.ranks[rank].clock.max(now);
                 return self.leave(rank, at);
             };
-            self.begin(rank, step, now);
+            self.begin(rank, next, now);
         }
     }
 
-    fn begin(&mut self, rank: Rank, step: Step, now: f64) {
+    fn begin(&mut self, rank: Rank, next: Move, now: f64) {
         // A message without elements has a header.
         let bytes = |len: usize| (len as u64 * ELEMENT).max(1);
-        let (from, to, reduces) = match step {
-            Step::Send { to, src } => {
+        let (from, to, len, reduces) = match next {
+            Move::Send { to, len } => {
                 let channel = self.channel(rank, to, false);
                 let at = self.work(rank, now, self.overhead(channel));
                 self.messages += 1;
                 let origin = self.ranks[rank].origin;
-                return self.plan(at, Event::Ready { channel, bytes: bytes(src.len), origin });
+                return self.plan(at, Event::Ready { channel, bytes: bytes(len), origin });
             }
-            Step::Fold { own, .. } => {
-                let others = (self.programme.members - 1) as f64;
-                let seconds = others * (own.len as u64 * ELEMENT) as f64 * self.scenario.model.reduce;
+            Move::Fold { len } => {
+                let others = (self.programme.moves.world - 1) as f64;
+                let seconds = others * (len as u64 * ELEMENT) as f64 * self.scenario.model.reduce;
                 self.work(rank, now, seconds);
                 return;
             }
-            Step::Copy { .. } | Step::Convert { .. } => return,
-            Step::Recv { from, .. } => (from, None, false),
-            Step::RecvSend { from, to, .. } => (from, Some(to), false),
-            Step::RecvReduce { from, .. } => (from, None, true),
-            Step::RecvReduceSend { from, to, .. } => (from, Some(to), true),
+            Move::Receive { from, to, len, reduces } => (from, to, len, reduces),
         };
         let channel = self.channel(rank, from, true);
         let forward = to.map(|to| self.channel(rank, to, false));
         self.messages += u64::from(forward.is_some());
-        self.ranks[rank].incoming = Some(Incoming { channel, forward, left: bytes(step.len()), reduces, has_begun: false });
+        self.ranks[rank].incoming = Some(Incoming { channel, forward, left: bytes(len), reduces, has_begun: false });
     }
 
     /// Receives a piece of a message, reduces and forwards it. Returns the rest of the message;
