@@ -246,7 +246,7 @@ fn nonblocking_calls() {
         let refused = bound.hold_stream(other).unwrap_err();
         assert!(refused.leaves_communicator_usable() && refused.to_string().contains("CUDA graph"), "{refused}");
         let unjoined = device.end_capture(stream).err().unwrap();
-        assert!(unjoined.to_string().contains("not joined"), "{unjoined}");
+        assert!(unjoined.to_string().contains("Unjoined"), "{unjoined}");
         drop(bound);
         first.set(1);
         first.run().unwrap();

@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
-# Compiles the fake CUDA driver to libcuda.so.1 in the folder that is given.
+# Makes the fake CUDA driver, libcuda.so.1, and its kernels in the folder that is given.
 set -euo pipefail
 
 folder=$1
-source=$(dirname "$0")/driver.cpp
+source=$(dirname "$0")
 mkdir -p "$folder"
-g++ -std=c++17 -O2 -g -fPIC -shared -pthread -ffp-contract=off -Wall -Wno-unknown-pragmas -Wno-unused-variable \
-    -x c++ "$source" -o "$folder/libcuda.so.1" -Wl,-soname,libcuda.so.1 -ldl
+g++ -std=c++17 -O2 -g -fPIC -shared -ffp-contract=off -Wall -Wno-unknown-pragmas -Wno-unused-variable \
+    -x c++ "$source/kernels.cpp" -o "$folder/libkolo_fake_kernels.so" -ldl
+manifest=$source/Cargo.toml
+target=$(cargo metadata --no-deps --format-version 1 --manifest-path "$manifest" |
+    sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
+cargo build --locked --manifest-path "$manifest"
+cp "$target/debug/libkolo_fake_driver.so" "$folder/libcuda.so.1"

@@ -1,14 +1,17 @@
 //! The lock of a driver in one process. Most calls share it. Some take it alone, and while such a
 //! call waits, all later calls queue behind it, as in CUDA.
+//!
+//! The fake device of the unit tests and the fake driver in `tests/cuda_driver` both have this file.
 
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-#[derive(Default)]
 pub(super) struct DriverLock {
     state: Mutex<State>,
     changed: Condvar,
+    /// How long a call waits for the lock before it panics. Calls of the real driver wait for ever.
+    most: Duration,
 }
 
 #[derive(Default)]
@@ -18,15 +21,16 @@ struct State {
     wanting_alone: usize,
 }
 
-/// How long a test waits for the lock. Calls of the real driver wait for ever.
-const FOREVER: Duration = Duration::from_secs(20);
-
 impl DriverLock {
+    pub(super) fn new(most: Duration) -> DriverLock {
+        DriverLock { state: Mutex::default(), changed: Condvar::new(), most }
+    }
+
     /// Runs a call that shares the lock.
     pub(super) fn share<R>(&self, call: impl FnOnce() -> R) -> R {
         let mut state = self.state.lock();
         while state.is_alone || state.wanting_alone > 0 {
-            let waited = self.changed.wait_for(&mut state, FOREVER);
+            let waited = self.changed.wait_for(&mut state, self.most);
             assert!(!waited.timed_out(), "a driver call waits for ever behind a call that waits for a stream");
         }
         state.sharing += 1;
@@ -42,7 +46,7 @@ impl DriverLock {
         let mut state = self.state.lock();
         state.wanting_alone += 1;
         while state.is_alone || state.sharing > 0 {
-            let waited = self.changed.wait_for(&mut state, FOREVER);
+            let waited = self.changed.wait_for(&mut state, self.most);
             assert!(!waited.timed_out(), "a driver call waits for ever for another");
         }
         state.wanting_alone -= 1;

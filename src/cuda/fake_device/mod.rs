@@ -27,18 +27,19 @@
 
 mod lock;
 mod memory;
+#[allow(dead_code, reason = "the fake driver uses more of it")]
 mod stream;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use self::lock::DriverLock;
 use self::memory::{OF_DEVICE, Reach};
-use self::stream::{Mark, Recorded, Streams};
+use self::stream::{Mark, Mode, Refusal, Space, Streams};
 use super::barrier::DeviceBarrier;
 use super::device::{
     Address, Device, DeviceId, Driver, EventId, Extension, Extent, Handle, MovesAt, Reduction, Scaling, StreamId,
@@ -54,6 +55,9 @@ pub(crate) use self::stream::FakeGraph;
 
 /// The number of the next process, stream or event.
 static NEXT: AtomicUsize = AtomicUsize::new(1);
+
+/// How long a driver call of a test waits for another.
+const FOREVER: Duration = Duration::from_secs(20);
 
 /// The driver of one process, and its context on a GPU.
 pub(crate) struct FakeDevice {
@@ -120,7 +124,7 @@ impl FakeDevice {
 
     /// A process on a GPU, or on one of several that share their memory.
     pub(crate) fn on(gpu: &Arc<FakeGpu>, id: DeviceId) -> FakeDevice {
-        FakeDevice::of(gpu, id, NEXT.fetch_add(1, Ordering::Relaxed) as u64, Arc::default())
+        FakeDevice::of(gpu, id, NEXT.fetch_add(1, Ordering::Relaxed) as u64, Arc::new(DriverLock::new(FOREVER)))
     }
 
     /// Another GPU of the same process.
@@ -130,9 +134,12 @@ impl FakeDevice {
 
     fn of(gpu: &Arc<FakeGpu>, id: DeviceId, process: u64, lock: Arc<DriverLock>) -> FakeDevice {
         let opened = Arc::new(Reach::new(process, id));
+        let streams = Streams::new(Reached { gpu: gpu.clone(), opened: opened.clone() });
+        // The default one.
+        streams.start(0);
         FakeDevice {
             id,
-            streams: Streams::new(gpu, &opened),
+            streams: Arc::new(streams),
             gpu: gpu.clone(),
             lock,
             opened,
@@ -193,12 +200,29 @@ impl FakeDevice {
     fn enqueue(&self, stream: StreamId, work: impl Fn(&stream::Access<'_>) + Send + Sync + 'static) -> Result<()> {
         self.call(|| {
             self.check("enqueueing work")?;
-            if self.fails_after.load(Ordering::SeqCst) >= 0 && self.fails_after.fetch_sub(1, Ordering::SeqCst) == 0 {
-                return Err(self.problem("enqueueing work", "the test asks for this failure"));
-            }
-            self.streams.push(stream, work);
-            Ok(())
+            self.fail_if_asked()?;
+            self.refused("enqueueing work", self.streams.push(stream.0, work))
         })
+    }
+
+    /// Enqueues a kernel: no other one runs on the device at the same time.
+    fn enqueue_kernel(&self, stream: StreamId, kernel: impl Fn(&stream::Access<'_>) + Send + Sync + 'static) -> Result<()> {
+        let slice = self.gpu.slice(self.id);
+        self.enqueue(stream, move |access| {
+            let _slice = slice.lock();
+            kernel(access);
+        })
+    }
+
+    fn fail_if_asked(&self) -> Result<()> {
+        if self.fails_after.load(Ordering::SeqCst) >= 0 && self.fails_after.fetch_sub(1, Ordering::SeqCst) == 0 {
+            return Err(self.problem("enqueueing work", "the test asks for this failure"));
+        }
+        Ok(())
+    }
+
+    fn refused<R>(&self, doing: &'static str, result: std::result::Result<R, Refusal>) -> Result<R> {
+        result.map_err(|refusal| self.problem(doing, &format!("{refusal:?}")))
     }
 
     fn problem(&self, doing: &'static str, problem: &str) -> Error {
@@ -234,23 +258,23 @@ impl FakeDevice {
     /// Has a graph capture the work of a stream.
     pub(crate) fn begin_capture(&self, stream: StreamId) {
         let number = NEXT.fetch_add(1, Ordering::Relaxed) as u64;
-        self.call(|| self.streams.begin_capture(stream, number));
+        self.call(|| self.streams.begin_capture(stream.0, Mode::Relaxed, number)).unwrap();
     }
 
     /// Ends the capture that began on a stream.
     pub(crate) fn end_capture(&self, stream: StreamId) -> Result<Arc<FakeGraph>> {
-        let graph = self.call(|| self.streams.end_capture(stream));
-        graph.map(Arc::new).map_err(|problem| self.problem("ending a capture", &problem))
+        let graph = self.call(|| self.streams.end_capture(stream.0));
+        self.refused("ending a capture", graph).map(Arc::new)
     }
 
     pub(crate) fn launch(&self, graph: &Arc<FakeGraph>, stream: StreamId) {
-        self.call(|| self.streams.launch(graph, stream));
+        self.call(|| self.streams.launch(graph, stream.0)).unwrap();
     }
 
     /// Has a stream wait until the sender is dropped.
     pub(crate) fn hold_back(&self, stream: StreamId) -> crossbeam_channel::Sender<()> {
         let (sender, gone) = crossbeam_channel::unbounded::<()>();
-        self.call(|| self.streams.push(stream, move |_| _ = gone.recv()));
+        self.call(|| self.streams.push(stream.0, move |_| _ = gone.recv())).unwrap();
         sender
     }
 
@@ -261,7 +285,7 @@ impl FakeDevice {
 
     /// Waits until a stream has done all its work.
     pub(crate) fn synchronise(&self, stream: StreamId) {
-        self.streams.synchronise(stream);
+        self.streams.synchronise(stream.0).unwrap();
         assert_eq!(self.streams.failure(), None);
     }
 
@@ -272,7 +296,7 @@ impl FakeDevice {
             // SAFETY: the address was resolved for as many bytes.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         };
-        self.call(|| self.streams.push(stream, write));
+        self.call(|| self.streams.push(stream.0, write)).unwrap();
     }
 
     /// Returns the content of device memory after the earlier work of a stream.
@@ -284,7 +308,7 @@ impl FakeDevice {
             unsafe { std::ptr::copy_nonoverlapping(access.resolve(from, len), bytes.as_mut_ptr(), len) };
             _ = done.send(bytes);
         };
-        self.call(|| self.streams.push(stream, read));
+        self.call(|| self.streams.push(stream.0, read)).unwrap();
         wait.recv().unwrap_or_else(|_| panic!("{:?}", self.streams.failure()))
     }
 
@@ -357,8 +381,33 @@ impl Driver for Machines {
     }
 
     fn device_of(&self, stream: StreamId) -> Result<Arc<dyn Device>> {
-        let device = self.0.iter().find(|device| device.streams.has(stream));
+        let device = self.0.iter().find(|device| device.streams.has(stream.0));
         Ok(device.expect("the stream is alive").clone())
+    }
+}
+
+/// What the streams of a process reach of the memory of GPUs.
+struct Reached {
+    gpu: Arc<FakeGpu>,
+    opened: Arc<Reach>,
+}
+
+impl Space for Reached {
+    fn resolve(&self, address: Address, len: usize) -> std::result::Result<*mut u8, String> {
+        self.gpu.resolve(&self.opened, address, len)
+    }
+
+    fn take_time(&self) {
+        self.gpu.take_time();
+    }
+}
+
+/// Tells that a graph is gone when it is dropped with the graph.
+struct Watch(Arc<AtomicBool>);
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }
 
@@ -398,7 +447,7 @@ impl Device for FakeDevice {
     }
 
     fn end_stream(&self, stream: StreamId) {
-        self.call_alone(|| self.streams.end(stream));
+        self.call_alone(|| self.streams.end(stream.0));
     }
 
     fn new_event(&self) -> Result<EventId> {
@@ -416,54 +465,36 @@ impl Device for FakeDevice {
             return Err(self.problem("recording an event", "the test asks for this failure"));
         }
         let mark = self.mark(event);
-        self.call(|| {
-            if let Some(capturing) = self.streams.capture(stream) {
-                *mark.last.lock() = self.streams.record(&capturing, stream);
-                return;
-            }
-            let done = Arc::new(AtomicBool::new(false));
-            *mark.last.lock() = Recorded::Now(done.clone());
-            self.streams.push(stream, move |_| done.store(true, Ordering::SeqCst));
-        });
-        Ok(())
+        self.refused("recording an event", self.call(|| self.streams.record(&mark, stream.0)))
     }
 
     fn is_done(&self, event: EventId) -> Result<bool> {
         self.call(|| {
             self.check("querying an event")?;
-            match &*self.mark(event).last.lock() {
-                Recorded::Now(done) => Ok(done.load(Ordering::SeqCst)),
-                Recorded::Captured(..) => Err(self.problem("querying an event", "it was recorded in a capture")),
-            }
+            self.refused("querying an event", self.mark(event).is_done())
         })
     }
 
     fn capture(&self, stream: StreamId) -> Result<Option<u64>> {
-        Ok(self.call(|| self.streams.capture(stream).map(|capturing| capturing.number)))
+        Ok(self.call(|| self.streams.capture(stream.0).map(|capturing| capturing.number)))
     }
 
     fn watch_graph(&self, stream: StreamId, is_gone: Arc<AtomicBool>) -> Result<()> {
         self.call(|| {
             self.check("watching a graph")?;
-            let capturing = self.streams.capture(stream);
+            let capturing = self.streams.capture(stream.0);
             let capturing = capturing.ok_or_else(|| self.problem("watching a graph", "the stream is not captured"))?;
-            self.streams.watch(&capturing, is_gone);
+            assert!(self.streams.keep(capturing.number, Box::new(Watch(is_gone))));
             Ok(())
         })
     }
 
     fn wait_for_event(&self, stream: StreamId, event: EventId) -> Result<()> {
-        let last = self.mark(event).last.lock().clone();
-        match last {
-            Recorded::Now(_) if self.streams.capture(stream).is_some() => {
-                Err(self.problem("enqueueing a wait for an event", "it was recorded outside of the capture"))
-            }
-            Recorded::Now(done) => self.enqueue(stream, move |access| access.until(|| done.load(Ordering::SeqCst))),
-            Recorded::Captured(capturing, before) => self.call(|| {
-                let joined = self.streams.follow(stream, &capturing, &before);
-                joined.map_err(|problem| self.problem("enqueueing a wait for an event", problem))
-            }),
-        }
+        self.call(|| {
+            self.check("enqueueing a wait for an event")?;
+            self.fail_if_asked()?;
+            self.refused("enqueueing a wait for an event", self.streams.wait_for(stream.0, &self.mark(event)))
+        })
     }
 
     fn held(&self) -> &Arc<Held> {
@@ -506,45 +537,43 @@ impl Device for FakeDevice {
         self.load(Entry::Reduce(dtype, Some(redop)));
         self.launches.fetch_add(1, Ordering::SeqCst);
         let (moved, barriers, clock) = (self.moves.clone(), self.barriers.clone(), self.clock.clone());
-        self.enqueue(stream, move |access| {
-            access.kernel(|| {
-                let began = Instant::now();
-                let MovesAt { on_device, on_host } = moves;
-                let on_host = access.pinned(on_host, 8);
-                // SAFETY: the memory is pinned until the stream has left, and the host has written a task there.
-                let (before, barrier, after) = unsafe { Moves::read(on_host) };
-                let copy = access.resolve(on_device, Moves::bytes(before.len() + after.len()));
-                let (count, moves) = (before.len(), [before, after].concat());
-                // SAFETY: there is room for it, and no other kernel uses it until this one is done.
-                let (before, _, after) = unsafe {
-                    Moves::write(copy, KernelTask { moves, before: count, barrier: DeviceBarrier::none() });
-                    Moves::read(copy)
-                };
-                let run = |moves: &[Move]| {
-                    for one in moves {
-                        let (count, divisor) = (one.count as usize, one.divisor as usize);
-                        reduce(access, (dtype, redop), (one.sources(), one.targets()), count, divisor);
-                    }
-                    moved.fetch_add(moves.len(), Ordering::SeqCst);
-                };
-                if !barrier.is_any() {
-                    run(&before);
-                    run(&after);
-                    return;
+        self.enqueue_kernel(stream, move |access| {
+            let began = Instant::now();
+            let MovesAt { on_device, on_host } = moves;
+            let on_host = access.pinned(on_host, 8);
+            // SAFETY: the memory is pinned until the stream has left, and the host has written a task there.
+            let (before, barrier, after) = unsafe { Moves::read(on_host) };
+            let copy = access.resolve(on_device, Moves::bytes(before.len() + after.len()));
+            let (count, moves) = (before.len(), [before, after].concat());
+            // SAFETY: there is room for it, and no other kernel uses it until this one is done.
+            let (before, _, after) = unsafe {
+                Moves::write(copy, KernelTask { moves, before: count, barrier: DeviceBarrier::none() });
+                Moves::read(copy)
+            };
+            let run = |moves: &[Move]| {
+                for one in moves {
+                    let (count, divisor) = (one.count as usize, one.divisor as usize);
+                    reduce(access, (dtype, redop), (one.sources(), one.targets()), count, divisor);
                 }
-                assert!(may_wait, "the kernel was launched as one that waits for no other");
-                // As in `cuda-kernels/reduce.cu`: the number of moves is read before this.
-                if barrier.is_cancelled() {
-                    return;
-                }
+                moved.fetch_add(moves.len(), Ordering::SeqCst);
+            };
+            if !barrier.is_any() {
                 run(&before);
-                let elapsed = || began.elapsed() * clock.load(Ordering::SeqCst);
-                let wait = |is_second| barrier.wait(&elapsed, is_second, |address| access.resolve(address, 4));
-                if wait(false) {
-                    run(&after);
-                    barriers.fetch_add(wait(true).into(), Ordering::SeqCst);
-                }
-            });
+                run(&after);
+                return;
+            }
+            assert!(may_wait, "the kernel was launched as one that waits for no other");
+            // As in `cuda-kernels/reduce.cu`: the number of moves is read before this.
+            if barrier.is_cancelled() {
+                return;
+            }
+            run(&before);
+            let elapsed = || began.elapsed() * clock.load(Ordering::SeqCst);
+            let wait = |is_second| barrier.wait(&elapsed, is_second, |address| access.resolve(address, 4));
+            if wait(false) {
+                run(&after);
+                barriers.fetch_add(wait(true).into(), Ordering::SeqCst);
+            }
         })
     }
 
@@ -589,20 +618,18 @@ impl Device for FakeDevice {
         let Reduction { dtype, redop, count, divisor, .. } = *reduction;
         self.load(Entry::Reduce(dtype, Some(redop)));
         let (sources, targets) = (reduction.sources.to_vec(), reduction.targets.to_vec());
-        self.enqueue(stream, move |access| access.kernel(|| reduce(access, (dtype, redop), (&sources, &targets), count, divisor)))
+        self.enqueue_kernel(stream, move |access| reduce(access, (dtype, redop), (&sources, &targets), count, divisor))
     }
 
     unsafe fn scale(&self, stream: StreamId, scaling: &Scaling) -> Result<()> {
         self.scalings.fetch_add(1, Ordering::SeqCst);
         let Scaling { dtypes, source, target, count, factor } = *scaling;
         self.load(Entry::Scale(dtypes.0, dtypes.1));
-        self.enqueue(stream, move |access| {
-            access.kernel(|| {
-                let source = access.resolve(source, count * dtypes.0.size());
-                let target = access.resolve(target, count * dtypes.1.size());
-                // SAFETY: both are resolved for `count` elements, and the caller vouches for the rest.
-                unsafe { scale_to(dtypes, source, target, count, factor) };
-            });
+        self.enqueue_kernel(stream, move |access| {
+            let source = access.resolve(source, count * dtypes.0.size());
+            let target = access.resolve(target, count * dtypes.1.size());
+            // SAFETY: both are resolved for `count` elements, and the caller vouches for the rest.
+            unsafe { scale_to(dtypes, source, target, count, factor) };
         })
     }
 
@@ -625,12 +652,12 @@ impl Device for FakeDevice {
     unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<Address> {
         self.call(|| {
             self.check("pinning host memory")?;
-            Ok(self.streams.pin(memory, len))
+            Ok(self.streams.pin(memory, len).expect("the memory is not pinned yet"))
         })
     }
 
     unsafe fn unpin(&self, memory: *mut u8) {
-        self.call_alone(|| self.streams.unpin(memory));
+        assert!(self.call_alone(|| self.streams.unpin(memory)), "the memory is pinned");
     }
 
     fn allocate(&self, len: usize) -> Result<Address> {
