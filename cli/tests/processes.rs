@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::time::Instant;
 
-use common::{Case, DEADLINE, OPS, PATIENCE, check, patient, random};
+use common::{Case, DEADLINE, OPS, PATIENCE, check, free_port, patient, random, wait_until};
 use kolo::{Communicator, DType, ReduceOp, Transport};
 use namespaces::Namespaces;
 use runner::Outcome::{self, Left, NotRun, Passed};
@@ -125,11 +125,7 @@ fn come_late(comm: &Communicator) {
     let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
     let tell = |what: &str| std::fs::write(folder.join(what), []).unwrap();
     let hear = |what: &str| {
-        let deadline = Instant::now() + PATIENCE;
-        while !folder.join(what).exists() {
-            assert!(Instant::now() < deadline, "{what} did not happen");
-            std::thread::yield_now();
-        }
+        wait_until(what, || folder.join(what).exists());
     };
     let mut buf = comm.alloc::<f32>(1 << 20).unwrap();
     if comm.rank() == 0 {
@@ -288,10 +284,6 @@ fn by_hand(ranks: usize, port: u16, job: &str) -> Vec<std::process::Child> {
         .collect()
 }
 
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 fn wait(children: Vec<std::process::Child>) {
     let ranks = children.len();
     for child in children {
@@ -397,11 +389,7 @@ fn after_a_killed_run() -> Outcome {
     let mut alone = Command::new(this());
     alone.env(WORKER, "collectives auto").env("KOLO_RANK", "0").env("KOLO_WORLD_SIZE", "2").env("KOLO_STORE", url_of(&path));
     let mut alone = patient(&mut alone).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    while std::fs::metadata(&native).map_or(0, |file| file.len()) == 0 {
-        assert!(Instant::now() < deadline, "rank 0 makes no file");
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
+    wait_until("rank 0 makes no file", || std::fs::metadata(&native).is_ok_and(|file| file.len() > 0));
     alone.kill().unwrap();
     alone.wait().unwrap();
     assert!(PathBuf::from(&native).exists(), "a run that is killed leaves its file");

@@ -13,7 +13,7 @@ use crate::cuda::device::{Address, Device};
 use crate::cuda::moves::{KernelTask, Moves};
 use crate::error::{Cause, Error};
 use crate::exec::Call;
-use crate::sys::every_case;
+use crate::sys::{every_case, wait_until};
 use crate::types::{DType, Op};
 
 /// Elements of a sum that is one-shot, and of one that is not.
@@ -23,17 +23,9 @@ fn barriers(process: &Process) -> usize {
     process.device.barriers.load(Ordering::SeqCst)
 }
 
-fn until(mut is_so: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < Duration::from_secs(100), "it does not happen");
-        std::thread::yield_now();
-    }
-}
-
 /// Waits for the failure of a communicator.
 fn failure(process: &Process) -> Error {
-    until(|| process.comm.exec.failure().is_some());
+    wait_until("the communicator does not fail", || process.comm.exec.failure().is_some());
     process.comm.exec.failure().unwrap().clone()
 }
 
@@ -70,7 +62,7 @@ fn a_stream_that_does_not_come_is_named_by_the_kernel() {
             } else {
                 let held = process.device.hold_back(process.stream);
                 process.sum(count, memory, None).unwrap();
-                until(|| has_failed.load(Ordering::SeqCst));
+                wait_until("no rank fails", || has_failed.load(Ordering::SeqCst));
                 drop(held);
                 process.device.synchronise(process.stream);
             }
@@ -229,7 +221,7 @@ fn the_watchdog_knows_that_a_stream_has_arrived() {
             let step = |earlier: Duration| Watched::backdate(&process.comm.exec.state, earlier);
             // Until the host does nothing but wait for its stream: no step has begun for a while.
             let mut aged = None;
-            until(|| {
+            wait_until("the host does not wait for its stream", || {
                 let is_same = aged.is_some() && step(Duration::ZERO) == aged;
                 if !is_same {
                     aged = step(LATE);
@@ -238,11 +230,11 @@ fn the_watchdog_knows_that_a_stream_has_arrived() {
                 is_same
             });
             drop(held);
-            until(|| step(Duration::ZERO) > aged);
+            wait_until("no step begins", || step(Duration::ZERO) > aged);
             step(LATE);
             has_arrived.store(true, Ordering::SeqCst);
         } else {
-            until(|| has_arrived.load(Ordering::SeqCst));
+            wait_until("the other rank does not arrive", || has_arrived.load(Ordering::SeqCst));
             drop(held);
         }
         process.device.synchronise(process.stream);

@@ -126,6 +126,13 @@ pub(crate) fn has_ended(process: Process) -> bool {
     }
 }
 
+#[cfg(test)]
+#[allow(dead_code, reason = "each test uses a part of it")]
+#[path = "../../tests/common/wait.rs"]
+mod waiting_tests;
+#[cfg(test)]
+pub(crate) use waiting_tests::wait_until;
+
 /// Whether tests try every case of a matrix, and not only its diagonal: `KOLO_TEST_ALL=1`.
 #[cfg(test)]
 pub(crate) fn every_case() -> bool {

@@ -7,6 +7,7 @@ mod barrier;
 mod check;
 pub(crate) mod gradients;
 mod value;
+mod wait;
 
 use std::process::Command;
 use std::time::Duration;
@@ -16,10 +17,7 @@ use kolo::{Communicator, Transport};
 pub(crate) use barrier::Barrier;
 pub(crate) use check::{Case, OPS, check};
 pub(crate) use value::Value;
-
-/// The deadline of operations that should succeed. Only a defect takes so long, even on a busy
-/// machine. It is shorter than the default deadline of an operation.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
+pub(crate) use wait::{PATIENCE, free_port, fresh, wait_until};
 
 /// The deadline of the start. Programs under valgrind on a busy machine take minutes to connect.
 pub(crate) const START: Duration = Duration::from_secs(900);

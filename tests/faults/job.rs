@@ -3,13 +3,14 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
 use crate::rank::{DEADLINE, WORKER};
 use crate::system;
+use crate::wait;
+pub(crate) use crate::wait::wait_until;
 
 /// The time after which a test gives up: far more than a healthy rank needs.
 pub(crate) const LATE: Duration = Duration::from_secs(120);
@@ -19,15 +20,6 @@ pub(crate) const SECRET: &str = "000102030405060708090a0b0c0d0e0f101112131415161
 /// The bytes of [`SECRET`].
 pub(crate) fn secret() -> [u8; 32] {
     std::array::from_fn(|i| u8::from_str_radix(&SECRET[2 * i..2 * i + 2], 16).unwrap())
-}
-
-/// Waits until something is so. Panics with `otherwise` if it never is.
-pub(crate) fn wait_until(otherwise: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + LATE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{otherwise}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// The processes of one test, which are killed at its end.
@@ -56,8 +48,7 @@ pub(crate) struct Told {
 
 /// Returns a new URL of a store's file, and a new name of a job.
 pub(crate) fn fresh() -> (String, String) {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let name = format!("kolo-faults-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let name = wait::fresh();
     (format!("file://{}", std::env::temp_dir().join(&name).display()), name)
 }
 

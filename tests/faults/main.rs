@@ -25,6 +25,9 @@ mod starts;
 mod strangers;
 #[cfg(any(target_os = "linux", windows))]
 mod system;
+#[cfg(any(target_os = "linux", windows))]
+#[path = "../common/wait.rs"]
+mod wait;
 
 #[cfg(not(any(target_os = "linux", windows)))]
 fn main() {

@@ -8,10 +8,7 @@ use crate::job::{ASKED, Job, LATE, at_most, fresh, in_time, rank, secret, wait_u
 use crate::processes::GONE;
 use crate::runner::Outcome::{self, Passed};
 use crate::system::{self, SAYS_STOPPED, now};
-
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
+use crate::wait::free_port;
 
 /// Starts ranks with these numbers and world sizes. They wait for each other far longer than it
 /// takes to find a mistake.

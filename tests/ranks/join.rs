@@ -4,22 +4,16 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use crate::common;
-use crate::common::{Barrier, PATIENCE, on_every_transport};
+use crate::common::{Barrier, PATIENCE, fresh, on_every_transport};
 use kolo::{Builder, Communicator, Error, ReduceOp, Store, StoreError};
 
 const SECRET: [u8; 32] = [7; 32];
-
-/// Returns a new name.
-fn fresh() -> String {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    format!("kolo-join-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
-}
 
 /// Checks data on all ranks of a communicator.
 fn check(comm: &Communicator) {

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use kolo::observer::{Observer, Silence, Snapshot};
 use kolo::{Communicator, Op, ReduceOp, Transport};
 
-/// A time that only a defect takes.
-const PATIENCE: Duration = Duration::from_secs(120);
+use crate::common::PATIENCE;
 
 /// A folder of a test, which is removed at the end.
 struct Folder(PathBuf);

@@ -1,19 +1,13 @@
 //! How ranks connect, and what their errors say if they cannot.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::common;
+use crate::common::{self, fresh};
 use kolo::plan::{CostModel, LinkCost};
 use kolo::{Algorithm, Communicator, Error, ReduceOp, Store, StoreError, TcpStoreServer, Transport};
-
-/// Returns a new name for a store.
-fn fresh() -> String {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    format!("kolo-start-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
-}
 
 fn temporary() -> PathBuf {
     std::env::temp_dir().join(fresh())

@@ -13,11 +13,10 @@ use std::time::{Duration, Instant};
 
 use kolo::Communicator;
 
+use crate::common::PATIENCE;
+
 /// The variable that tells a rank what to do.
 const TASK: &str = "KOLO_TEST_TASK";
-
-/// A time that only a defect takes.
-const PATIENCE: Duration = Duration::from_secs(240);
 
 /// The rank that is at fault.
 const CULPRIT: usize = 1;

@@ -15,13 +15,11 @@ use std::time::{Duration, Instant};
 use kolo::Communicator;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
+use crate::common::{PATIENCE, free_port, wait_until};
 use crate::namespaces::Namespaces;
 
 /// The variable that tells a rank what to do.
 const TASK: &str = "KOLO_TEST_TASK";
-
-/// A time that only a defect takes.
-const PATIENCE: Duration = Duration::from_secs(240);
 
 /// Runs the command of `ssh [OPTION]... HOST COMMAND` on this machine. The name of the host says what
 /// goes wrong.
@@ -91,14 +89,6 @@ fn text(bytes: &[u8]) -> String {
 
 fn last(output: &Output) -> String {
     text(&output.stderr).lines().last().unwrap_or_default().to_owned()
-}
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// All hosts are told one address, of the first of them, for PyTorch's store.
@@ -507,11 +497,9 @@ fn the_secret_is_hidden(bed: &Bed, command: &mut Command) {
     let secret = format!("{:08x}", std::process::id()).repeat(8);
     let child = piped(command.args(["--", "sh", "-c", &format!("{LEAVE_IDS} exec sleep 600")]).env("KOLO_SECRET", &secret));
     let mut known: BTreeSet<u32> = bed.numbers("pid", 2).into_iter().collect();
-    let deadline = Instant::now() + PATIENCE;
     // A rank writes its id before it becomes `sleep`.
-    while processes_with("cmdline", "sleep\x00600").intersection(&known).count() < 2 {
-        assert!(Instant::now() < deadline);
-    }
+    let sleep = || processes_with("cmdline", "sleep\x00600").intersection(&known).count() == 2;
+    wait_until("a rank does not become `sleep`", sleep);
     assert_eq!(processes_with("cmdline", &secret), BTreeSet::new());
     // The user has given it to the launcher in this way.
     known.insert(child.id());
@@ -540,10 +528,6 @@ impl Drop for Sshd {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Runs a program that prepares something.

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::common::wait_until;
 use crate::program::{Folder, failed, kolo, program, said, text};
 
 #[test]
@@ -262,11 +263,7 @@ fn signals_do_not_end_the_guard() {
 /// Waits until the folder of a job has been removed.
 #[cfg(target_os = "linux")]
 fn becomes_empty(folder: &Folder) {
-    let deadline = Instant::now() + Duration::from_secs(240);
-    while !folder.entries().is_empty() {
-        assert!(Instant::now() < deadline, "{}", folder.0.display());
-        std::thread::yield_now();
-    }
+    wait_until("the folder is left", || folder.entries().is_empty());
 }
 
 /// Rank 9 kills the launcher, which is still starting ranks.

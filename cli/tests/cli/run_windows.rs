@@ -7,14 +7,13 @@ use std::fs::OpenOptions;
 use std::os::windows::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::common::wait_until;
 
 /// The variables that tell a rank what to do, and with which file.
 const TASK: &str = "KOLO_TEST_TASK";
 const FILE: &str = "KOLO_TEST_FILE";
-
-/// A time that only a defect takes.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Returns this program as a rank.
 fn rank(task: &str) -> Command {
@@ -38,14 +37,6 @@ fn file(test: &str) -> PathBuf {
 /// Opens a file alone; fails as long as another process has it open.
 fn open_alone(path: &Path) -> std::io::Result<std::fs::File> {
     OpenOptions::new().write(true).create(true).truncate(false).share_mode(0).open(path)
-}
-
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]

@@ -14,14 +14,13 @@ use kolo::{Communicator, ReduceOp, Transport};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::common::{PATIENCE, wait_until};
+
 /// The variable that tells a rank what to do.
 const TASK: &str = "KOLO_TEST_TASK";
 
 /// The variable with the folder of a test.
 const FOLDER: &str = "KOLO_TEST_FOLDER";
-
-/// A time that only a defect takes.
-const PATIENCE: Duration = Duration::from_secs(240);
 
 const RANKS: usize = 3;
 
@@ -41,7 +40,7 @@ fn be_a_rank() {
     }
     loop {
         if task == "late" && comm.rank() == LATE {
-            wait_for(|| folder.join("end").exists());
+            wait_until("the test does not end", || folder.join("end").exists());
         }
         let mut ends = vec![u32::from(folder.join("end").exists()); 1000];
         comm.all_reduce(&mut ends, ReduceOp::Max).unwrap();
@@ -56,14 +55,6 @@ fn write_whole(path: &Path, text: &str) {
     let part = path.with_extension(format!("part-{}", std::process::id()));
     std::fs::write(&part, text).unwrap();
     std::fs::rename(part, path).unwrap();
-}
-
-fn wait_for(mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "a condition did not come true");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// A job of `kolo run`, which ends when this is dropped. Its folder is that for temporary files.
@@ -102,7 +93,7 @@ impl Job {
     /// Returns the store, the name of the job, and its secret.
     fn variables(&self) -> [String; 3] {
         let file = self.folder.join("job");
-        wait_for(|| file.exists());
+        wait_until("rank 0 does not write the variables", || file.exists());
         let text = std::fs::read_to_string(file).unwrap();
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
         lines.try_into().unwrap()
@@ -292,7 +283,7 @@ fn a_stopped_rank_is_the_one_waited_for_within_two_seconds() {
     assert!(top.program.wait().unwrap().success());
     let after = rustix::termios::tcgetattr(&top.terminal).unwrap();
     assert_eq!(after.local_modes, settings.local_modes);
-    wait_for(|| top.written.lock().unwrap().windows(8).any(|bytes| bytes == b"\x1b[?1049l"));
+    wait_until("the screen does not begin", || top.written.lock().unwrap().windows(8).any(|bytes| bytes == b"\x1b[?1049l"));
     job.finish();
 }
 
@@ -309,9 +300,9 @@ fn the_terminal_is_given_back_at_a_signal_and_at_the_end_of_the_job() {
             _ => job.end(),
         }
         assert!(top.program.wait().unwrap().success(), "{ends}");
-        wait_for(|| top.written.lock().unwrap().windows(8).any(|bytes| bytes == b"\x1b[?1049l"));
+        wait_until("the screen does not begin", || top.written.lock().unwrap().windows(8).any(|bytes| bytes == b"\x1b[?1049l"));
         if ends == "job" {
-            wait_for(|| top.text().contains("has ended"));
+            wait_until("the job does not end", || top.text().contains("has ended"));
         }
     }
     job.finish();
@@ -343,7 +334,7 @@ fn a_script_reads_who_is_late() {
     assert_eq!((&late["state"], &late["waits_for"]), (&Value::from("idle"), &serde_json::json!([])));
     assert!(late["communicators"][0]["begun"].as_u64() < comm["begun"].as_u64());
     // The same without JSON, and without a terminal.
-    wait_for(|| {
+    wait_until("no rank is waited for", || {
         let text = says(&job.top(&["--once"]).output().unwrap());
         assert!(!text.contains('\x1b'), "{text}");
         text.contains("rank 1 is waited for")
@@ -378,7 +369,7 @@ fn the_secret_of_the_job_is_needed() {
     let [store, name, secret] = job.variables();
     let arguments = ["--once", "--json", "--store", &store, "--job", &name];
     // A rank on a busy machine may answer too late.
-    wait_for(|| {
+    wait_until("a rank does not answer", || {
         let output = job.top(&arguments).env("KOLO_SECRET", &secret).output().unwrap();
         let view: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", says(&output)));
         assert_eq!((&view["job"], &view["world_size"]), (&Value::from(name.as_str()), &Value::from(RANKS)));
@@ -411,7 +402,7 @@ fn jobs_are_found_and_told_apart() {
         found.retain(|path| is_file(path));
         (found.len() == count).then_some(found)
     };
-    wait_for(|| files(1).is_some());
+    wait_until("the job has no file", || files(1).is_some());
     let first = files(1).unwrap().remove(0);
     // A file that a killed job left.
     let left = folder.join("kolo-run-left");
@@ -419,7 +410,7 @@ fn jobs_are_found_and_told_apart() {
     let kept = left.join("kept.attach");
     std::fs::copy(&first, &kept).unwrap();
     let other = Job { launcher: Job::launch(&folder, "shm"), folder: folder.join("none") };
-    wait_for(|| files(3).is_some());
+    wait_until("the other job has no file", || files(3).is_some());
     let output = one.top(&["--once", "--json"]).output().unwrap();
     let text = says(&output);
     assert!(!output.status.success() && text.contains("several jobs run here") && text.matches("run ").count() >= 2, "{text}");
@@ -430,7 +421,7 @@ fn jobs_are_found_and_told_apart() {
     assert!(!unknown.status.success() && says(&unknown).contains("no job \"nonesuch\""), "{}", says(&unknown));
     // Both end, and remove their files. The one that is left is of no job.
     one.end();
-    wait_for(|| files(1).is_some_and(|files| files == [kept.clone()]));
+    wait_until("files of the jobs are left", || files(1).is_some_and(|files| files == [kept.clone()]));
     drop(other);
     assert!(one.launcher.wait().unwrap().success(), "the job failed");
     let none = one.top(&["--once"]).output().unwrap();

@@ -10,11 +10,10 @@ use std::time::{Duration, Instant};
 
 use kolo::{Communicator, ReduceOp};
 
+use crate::common::{PATIENCE, wait_until};
+
 /// The variable that tells a rank what to do.
 const TASK: &str = "KOLO_TEST_TASK";
-
-/// A time that only a defect takes.
-const PATIENCE: Duration = Duration::from_secs(240);
 
 #[test]
 fn be_a_rank() {
@@ -53,7 +52,7 @@ fn be_a_rank() {
         "late" => {
             if rank == 2 {
                 // Call when the other ranks have given up.
-                wait_for(|| ranks_files(&folder).len() >= 2);
+                wait_until("a rank leaves no file", || ranks_files(&folder).len() >= 2);
             }
             comm.all_reduce(&mut buf, ReduceOp::Max).unwrap_err();
         }
@@ -67,19 +66,11 @@ fn be_a_rank() {
         "signal" => {
             if rank == 0 {
                 // The other ranks wait in an operation, and write their operations so far.
-                wait_for(|| ranks_files(&folder).len() == 3);
+                wait_until("a rank leaves no file", || ranks_files(&folder).len() == 3);
             }
             comm.barrier().unwrap();
         }
         other => panic!("{other}"),
-    }
-}
-
-fn wait_for(happened: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !happened() {
-        assert!(Instant::now() < deadline, "it did not happen");
-        std::thread::yield_now();
     }
 }
 
@@ -240,8 +231,8 @@ fn a_signal_has_files_written_and_interrupts_nothing() {
     // A rank without a handler would end at the signal. So send the signal when the rank has
     // connected, which shows in its mapped shared memory.
     let ranks = || children(launcher.id()).into_iter().filter(|pid| has_connected(*pid)).collect::<Vec<_>>();
-    wait_for(|| ranks().len() == 3);
-    wait_for(|| {
+    wait_until("a rank does not connect", || ranks().len() == 3);
+    wait_until("a rank leaves no file", || {
         for pid in ranks() {
             let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::USR1);

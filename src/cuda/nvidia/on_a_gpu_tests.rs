@@ -2,7 +2,7 @@
 //! not run; with `KOLO_TEST_GPU=1` they fail instead. `scripts/gpu-check.sh` also runs them under
 //! compute-sanitizer.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use half::{bf16, f16};
 
@@ -15,6 +15,7 @@ use crate::cuda::direct::one_shot;
 use crate::cuda::moves::{KernelTask, Moves};
 use crate::cuda::shared::shared;
 use crate::reduce::{Kernel, scale_to, scales};
+use crate::sys::wait_until;
 use crate::types::mix;
 
 /// How long a test waits for a stream: far longer than its work takes.
@@ -35,11 +36,7 @@ fn gpu() -> Option<Arc<dyn Device>> {
 }
 
 fn until(is_so: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < PATIENCE, "the stream does not complete its work");
-        std::thread::yield_now();
-    }
+    wait_until("the stream does not complete its work", is_so);
 }
 
 fn until_done(event: &Event) {
@@ -469,10 +466,7 @@ fn kernels_wait_for_each_other() {
         tell(turn, 0, if is_cancelled { long } else { Duration::from_millis(100) });
         launch(0);
         if is_cancelled {
-            let began = Instant::now();
-            while !has_arrived(3) {
-                assert!(began.elapsed() < PATIENCE, "the kernel does not arrive");
-            }
+            wait_until("the kernel does not arrive", || has_arrived(3));
             // SAFETY: it is memory for moves.
             unsafe { Moves::take_back(lists[0].at(0)) };
         }

@@ -8,7 +8,7 @@ use crate::job::Job;
 use crate::processes::on_every_transport;
 use crate::rank::{Calls, End, Task, collectives, say};
 use crate::runner::Outcome::{self, Passed};
-use crate::starts::free_port;
+use crate::wait::free_port;
 
 /// Where a rank keeps its standard input, output and error while they are closed.
 const KEPT: i32 = 500;

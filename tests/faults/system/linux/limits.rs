@@ -12,8 +12,8 @@ use crate::processes::GONE;
 use crate::rank::{Calls, DEADLINE, End, Failed, Task, say};
 use crate::runner;
 use crate::runner::Outcome::{self, Passed};
-use crate::starts::free_port;
 use crate::system::now;
+use crate::wait::free_port;
 
 /// Rank 1 reserves registered memory and is interrupted each time. Its peers have a longer
 /// deadline, a shorter one or the same.

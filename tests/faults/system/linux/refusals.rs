@@ -10,7 +10,7 @@ use crate::job::{Job, fresh};
 use crate::rank::{Task, say};
 use crate::runner;
 use crate::runner::Outcome::{self, Passed};
-use crate::starts::free_port;
+use crate::wait::free_port;
 
 /// Makes the table of calls from their names.
 macro_rules! calls {
