@@ -33,6 +33,8 @@ mod secret;
 mod signal;
 mod socket;
 mod socket_watch;
+#[cfg(all(test, any(target_os = "linux", target_os = "macos", windows), not(miri)))]
+mod tests;
 mod topology;
 mod wait;
 

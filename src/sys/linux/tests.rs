@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::fstat;
 use rustix::io::Errno;
-use rustix::mm::munmap;
 
-use super::{LocalListener, LocalStream, Mapping, available_memory, page_size};
+use super::{LocalListener, LocalStream, Mapping, page_size};
 use crate::sys::unix::mapping::{MOST_RESERVED, map_pages_private, reserve_in_pieces, write_every_page};
 
 /// Returns two mappings of the same memory, as two processes have them.
@@ -48,37 +47,6 @@ fn a_full_queue_keeps_no_process_waiting_for_long() {
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     let absent = LocalStream::connect(&format!("{name}-other"), Instant::now() + Duration::from_secs(60));
     assert_eq!(absent.err().unwrap().kind(), io::ErrorKind::ConnectionRefused);
-}
-
-#[test]
-fn an_extension_outlives_the_process_that_made_it() {
-    let page = page_size();
-    let soon = || Instant::now() + Duration::from_secs(60);
-    let [one, other] = twice(page);
-    let [near, far] = [page..2 * page, 3 * page..4 * page];
-    assert_eq!(other.extension(far.clone()).err().map(|error| error.kind()), Some(io::ErrorKind::NotFound));
-    let made = one.extend(far.clone(), soon()).unwrap();
-    write(&made, 7, 1);
-    drop((one, made));
-    let found = other.extension(far.clone()).unwrap();
-    assert_eq!(read(&found, 7), 1);
-    // A range before it does not change it.
-    let before = other.extend(near, soon()).unwrap();
-    write(&before, 7, 2);
-    assert_eq!((read(&found, 7), read(&other.extension(far).unwrap(), 7)), (1, 1));
-}
-
-#[test]
-fn private_memory_keeps_its_content_and_others_do_not_write_to_it() {
-    let page = page_size();
-    let [mine, theirs] = twice(3 * page);
-    (0..3).for_each(|n| write(&theirs, n * page, 1));
-    mine.make_private(page..2 * page).unwrap();
-    assert_eq!([0, 1, 2].map(|n| read(&mine, n * page)), [1; 3]);
-    (0..3).for_each(|n| write(&theirs, n * page, 2));
-    assert_eq!([0, 1, 2].map(|n| read(&mine, n * page)), [2, 1, 2]);
-    write(&mine, page, 3);
-    assert_eq!(read(&theirs, page), 2);
 }
 
 #[test]
@@ -184,48 +152,4 @@ fn memory_is_handed_over_while_it_is_reserved() {
         seen < LEN
     });
     assert!(was_done_meanwhile, "the memory was handed over only after all of it was reserved");
-}
-
-/// The warning of a rank that receives no memory says so, and not that the memory is wrong.
-#[test]
-fn missing_memory_is_distinguished_from_wrong_memory() {
-    use std::io::Write as _;
-    let name = format!("kolo-test-{}-none-to-hand-over", std::process::id());
-    let listener = LocalListener::bind(&name).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(600);
-    let peer = LocalStream::connect(&name, deadline).unwrap();
-    listener.accept().unwrap().until(deadline).write_all(b"n").unwrap();
-    let error = Mapping::take_over(&peer, 4096, deadline).err().expect("no memory came");
-    assert_eq!(error.to_string(), "the leader of the host has no memory to share");
-}
-
-/// A copy of the value in another process, as after a fork, neither clears the memory nor unmaps
-/// it.
-#[test]
-fn only_the_process_that_mapped_memory_gives_it_back() {
-    let page = page_size();
-    let [mine, theirs] = twice(page);
-    write(&mine, 0, 5);
-    let mut of_a_child = mine.again().unwrap();
-    of_a_child.owner += 1;
-    let at = of_a_child.base;
-    of_a_child.release(0..page);
-    drop(of_a_child);
-    assert_eq!(read(&theirs, 0), 5);
-    // SAFETY: the memory is still mapped, as the test shows, and is unmapped once.
-    unsafe {
-        assert_eq!(at.as_ptr().read_volatile(), 5);
-        munmap(at.as_ptr().cast(), page).unwrap();
-    }
-    mine.release(0..page);
-    assert_eq!(read(&theirs, 0), 0);
-}
-
-#[test]
-fn more_memory_than_there_is_is_refused() {
-    assert!(available_memory().unwrap() > 1 << 20);
-    let error = Mapping::create(1 << 50, 1 << 50).err().expect("no machine has a pebibyte");
-    assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
-    let page = page_size();
-    assert!(twice(page)[0].reserve(0..page, Instant::now()).is_ok());
 }

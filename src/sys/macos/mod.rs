@@ -7,8 +7,6 @@ mod host;
 mod local_socket;
 mod process;
 mod sleep;
-#[cfg(test)]
-mod tests;
 
 pub(crate) use host::{boot_identity, port_holder};
 pub(crate) use local_socket::LocalListener;

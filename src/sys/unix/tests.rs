@@ -1,19 +1,23 @@
 //! Tests of what only POSIX is needed for. Linux runs them, too.
 
+#[cfg(all(target_os = "linux", not(kolo_posix)))]
+#[allow(clippy::duplicate_mod, reason = "another type has the names that it takes from above")]
+#[path = "../tests/sharing.rs"]
+mod sharing;
+
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::mm::munmap;
-
 use super::local_socket::{LocalListener, LocalStream};
-use super::memory::{available_memory, page_size};
+use super::memory::page_size;
 use super::named_memory::NamedMemory;
 use super::path_socket::{Folder, connect_in, folder_of_listeners};
+use crate::sys::wait_until;
 
 type Mapping = super::mapping::Mapping<NamedMemory>;
 
@@ -75,22 +79,6 @@ fn write(mapping: &Mapping, at: usize, value: u8) {
     assert!(at < mapping.len);
     // SAFETY: as above.
     unsafe { mapping.base.add(at).write_volatile(value) }
-}
-
-#[test]
-fn a_socket_carries_bytes_and_ends() {
-    let [one, other] = ends("bytes");
-    assert!(one.is_of_this_user() && other.is_of_this_user());
-    one.until(late()).write_all(b"hello").unwrap();
-    let mut bytes = [0; 5];
-    other.until(late()).read_exact(&mut bytes).unwrap();
-    assert_eq!(&bytes, b"hello");
-    let soon = Instant::now() + Duration::from_millis(20);
-    assert_eq!(other.until(soon).read(&mut bytes).unwrap_err().kind(), io::ErrorKind::TimedOut);
-    drop(one);
-    assert_eq!(other.until(late()).read(&mut bytes).unwrap(), 0);
-    // Without SIGPIPE, which would end the test. (Rust ignores it; a host in C need not.)
-    assert_eq!((&other).write(b"x").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
 }
 
 #[test]
@@ -185,98 +173,28 @@ fn the_path_of_a_listener_fits_an_address() {
 }
 
 #[test]
-fn memory_that_was_handed_over_is_the_same_and_has_no_name() {
-    let [one, other] = ends("memory");
+fn memory_that_was_handed_over_has_no_name() {
+    let [one, other] = ends("unnamed");
     let page = page_size();
-    let mine = Mapping::create(3 * page, 3 * page).unwrap();
-    mine.hand_over(&one).unwrap();
-    // The receiver has a descriptor of its own, however late it takes the memory over.
-    mine.close();
-    let theirs = Mapping::take_over(&other, 3 * page, late()).unwrap();
-    write(&mine, 2 * page + 5, 9);
-    assert_eq!((read(&theirs, 2 * page + 5), read(&theirs, 0)), (9, 0));
-    theirs.release(2 * page..3 * page);
-    assert_eq!(read(&mine, 2 * page + 5), 0);
+    Mapping::create(page, page).unwrap().hand_over(&one).unwrap();
+    let theirs = Mapping::take_over(&other, page, late()).unwrap();
     let flags = rustix::io::fcntl_getfd(theirs.file().unwrap().as_fd()).unwrap();
     assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
     let names = fs::read_dir("/dev/shm").into_iter().flatten().flatten().map(|entry| entry.file_name());
     assert_eq!(names.filter(|name| name.to_string_lossy().starts_with("kolo-")).count(), 0);
 }
 
+/// Whatever a peer writes into the table of extensions.
 #[test]
-fn missing_and_short_memory_are_told_apart() {
-    let [one, other] = ends("missing");
-    let page = page_size();
-    one.until(late()).write_all(&[0]).unwrap();
-    let error = Mapping::take_over(&other, page, late()).err().expect("no memory came");
-    assert_eq!(error.to_string(), "the leader of the host has no memory to share");
-    Mapping::create(page, page).unwrap().hand_over(&one).unwrap();
-    let error = Mapping::take_over(&other, 1 << 20, late()).err().expect("the memory is too short");
-    assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-    let now = Instant::now();
-    assert_eq!(Mapping::take_over(&other, page, now).err().unwrap().kind(), io::ErrorKind::TimedOut);
-}
-
-#[test]
-fn an_extension_outlives_the_process_that_made_it() {
+fn nothing_behind_the_end_of_the_object_is_mapped() {
     const STEP: usize = 1 << 20;
     let one = Mapping::create(STEP, 8 * STEP).unwrap();
     let other = one.again().unwrap();
-    let [near, far] = [STEP..2 * STEP, 3 * STEP..4 * STEP];
-    assert_eq!(other.extension(far.clone()).err().map(|error| error.kind()), Some(io::ErrorKind::NotFound));
-    let made = one.extend(far.clone(), late()).unwrap();
-    write(&made, 7, 1);
-    drop((one, made));
-    let found = other.extension(far.clone()).unwrap();
-    assert_eq!(read(&found, 7), 1);
-    let before = other.extend(near, late()).unwrap();
-    write(&before, 7, 2);
-    assert_eq!((read(&found, 7), read(&other.extension(far).unwrap(), 7)), (1, 1));
-    // Behind the end of the object, whatever a peer writes into the table.
     let behind = 1000 * STEP..1001 * STEP;
     assert_eq!(other.extend(behind.clone(), late()).err().map(|error| error.kind()), Some(io::ErrorKind::OutOfMemory));
     let memory = other.file().unwrap();
     memory.extensions().add(&behind);
     assert_eq!(other.extension(behind).err().map(|error| error.kind()), Some(io::ErrorKind::NotFound));
-}
-
-#[test]
-fn private_memory_keeps_its_content_and_others_do_not_write_to_it() {
-    let page = page_size();
-    let mine = Mapping::create(3 * page, 3 * page).unwrap();
-    let theirs = mine.again().unwrap();
-    (0..3).for_each(|n| write(&theirs, n * page, 1));
-    mine.make_private(page..2 * page).unwrap();
-    assert_eq!([0, 1, 2].map(|n| read(&mine, n * page)), [1; 3]);
-    (0..3).for_each(|n| write(&theirs, n * page, 2));
-    assert_eq!([0, 1, 2].map(|n| read(&mine, n * page)), [2, 1, 2]);
-    write(&mine, page, 3);
-    assert_eq!(read(&theirs, page), 2);
-    // Again, as after a second failure.
-    mine.make_private(page..2 * page).unwrap();
-    assert_eq!([0, 2].map(|n| read(&mine, n * page)), [2; 2]);
-}
-
-/// A copy of the value in another process, as after a fork, neither clears the memory nor unmaps
-/// it.
-#[test]
-fn only_the_process_that_mapped_memory_gives_it_back() {
-    let page = page_size();
-    let mine = Mapping::create(page, page).unwrap();
-    write(&mine, 0, 5);
-    let mut of_a_child = mine.again().unwrap();
-    of_a_child.owner += 1;
-    let at = of_a_child.base;
-    of_a_child.release(0..page);
-    drop(of_a_child);
-    assert_eq!(read(&mine, 0), 5);
-    // SAFETY: the memory is still mapped, as the test shows, and is unmapped once.
-    unsafe {
-        assert_eq!(at.read_volatile(), 5);
-        munmap(at.as_ptr().cast(), page).unwrap();
-    }
-    mine.release(0..page);
-    assert_eq!(read(&mine, 0), 0);
 }
 
 /// The program has closed a descriptor, and another file has got its number.
@@ -303,18 +221,6 @@ fn a_number_that_another_file_has_got_is_neither_used_nor_closed() {
     let mut text = String::new();
     reads.read_to_string(&mut text).unwrap();
     assert_eq!(text, "x");
-}
-
-#[test]
-fn more_memory_than_there_is_is_refused() {
-    assert!(available_memory().unwrap() > 1 << 20);
-    let error = Mapping::create(1 << 50, 1 << 50).err().expect("no machine has a pebibyte");
-    assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
-    let page = page_size();
-    let memory = Mapping::create(4 * page, 4 * page).unwrap();
-    memory.reserve(0..page, Instant::now()).unwrap();
-    memory.reserve(page..4 * page, late()).unwrap();
-    assert_eq!(read(&memory, 3 * page), 0);
 }
 
 /// Run by the next test in a process of its own.
@@ -345,15 +251,12 @@ fn a_killed_process_leaves_memory_and_no_socket() {
         .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap();
-    let end = late();
-    let stream = loop {
-        match place.connect("kolo-peer") {
-            Ok(stream) => break stream,
-            Err(error) => assert!(Instant::now() < end, "{error}"),
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    };
-    let memory = Mapping::take_over(&stream, page_size(), late()).unwrap();
+    let mut stream = None;
+    wait_until("the process does not listen", || {
+        stream = place.connect("kolo-peer").ok();
+        stream.is_some()
+    });
+    let memory = Mapping::take_over(&stream.unwrap(), page_size(), late()).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(read(&memory, 3), 7);
