@@ -1,16 +1,14 @@
 //! The all-reduce of large buffers, which are registered or private: each kind moves in its own
 //! way.
 
-use super::autotune;
 use super::call::Memory;
+use super::choreography::Choreography;
 use super::cma;
-use super::pipeline::Collective;
 use super::registered::Loan;
 use super::tuning::Traffic;
 use super::two_shot::TwoShot;
 use super::wait::Sources;
 use super::window::Window;
-use crate::config::CopyMode;
 use crate::error::Result;
 use crate::failure::OpContext;
 use crate::schedule::chunk;
@@ -19,37 +17,25 @@ use crate::schedule::chunk;
 const BLOCK: usize = 32 << 10;
 
 /// Runs an all-reduce whose buffers may be registered.
-///
-/// In the first phase each rank says whether its buffers are registered. A rank whose buffers are
-/// not stages its first segment in the same phase, if it is known already that buffers are staged.
-/// If all ranks' buffers are registered, nothing is staged. If none are, the first phase was that
-/// of the first segment. If some are, the first phase is wasted.
 pub(super) fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot: &mut TwoShot<'_>) -> Result<()> {
     let memory = two_shot.memory;
-    let bytes = memory.call.count * memory.call.element;
     let mine = window.lend_memory(context, memory.call.input, Some(memory.call.output));
-    let copy_mode = window.autotune.count(Traffic::Reduced, bytes);
-    let stages = matches!(copy_mode, Some(CopyMode::Staged | CopyMode::Streamed));
-    two_shot.set_streams(window.autotune.last(Traffic::Reduced, bytes) == CopyMode::Streamed);
-
-    let phase = window.first_phase(context, Sources::All, two_shot, mine, stages, true)?;
-    let registered = (0..memory.ranks).filter(|&rank| window.loan_of(rank, phase, mine).is_some()).count();
-    if registered == memory.ranks {
-        return reduce_registered(window, context, two_shot, phase, mine);
-    }
-    if registered == 0 && stages {
-        return window.pipeline(context, Sources::All, 1, two_shot);
-    }
-    // All ranks take this branch, so no peer uses what this rank has lent.
-    window.heap.give_back();
-    if registered == 0 {
-        let copy_mode = autotune::copy_mode(window, context, Traffic::Reduced, bytes)?;
-        if copy_mode == CopyMode::Cma && cma::all_reduce(window, context, memory, two_shot.parts)? {
-            return Ok(());
-        }
-        two_shot.set_streams(copy_mode == CopyMode::Streamed);
-    }
-    window.pipeline(context, Sources::All, 0, two_shot)
+    let choreography = Choreography {
+        traffic: Traffic::Reduced,
+        bytes: memory.call.count * memory.call.element,
+        sources: Sources::All,
+        lenders: 0..memory.ranks,
+        mine,
+        has_cma: true,
+        all_see: true,
+    };
+    choreography.run(
+        window,
+        context,
+        two_shot,
+        |window, two_shot, phase| reduce_registered(window, context, two_shot, phase, mine),
+        |window, two_shot| cma::all_reduce(window, context, memory, two_shot.parts),
+    )
 }
 
 /// Reduces this rank's chunk where it lies in all ranks' inputs, and writes the result to all

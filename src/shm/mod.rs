@@ -12,6 +12,7 @@
 mod all_reduce;
 mod autotune;
 mod call;
+mod choreography;
 mod cma;
 mod collectives;
 mod exchange;

@@ -6,15 +6,14 @@
 
 use std::ops::Range;
 
-use super::autotune;
 use super::call::Memory;
+use super::choreography::Choreography;
 use super::cma;
 use super::pipeline::Collective;
 use super::registered::Loan;
 use super::tuning::Traffic;
 use super::wait::Sources;
 use super::window::Window;
-use crate::config::CopyMode;
 use crate::error::Result;
 use crate::failure::OpContext;
 use crate::schedule::chunk;
@@ -26,11 +25,6 @@ const PULLED: usize = 64 << 10;
 
 /// Runs an operation whose inputs may be registered: all ranks' inputs, or the root's alone if only
 /// the root has one.
-///
-/// In the first phase these ranks say whether their inputs are registered. The others stage their
-/// first segment in the same phase, if it is known already that inputs are staged. If all are
-/// registered, nothing is staged. If none is, the first phase was that of the first segment. If some
-/// are, the first phase is wasted.
 pub(super) fn pull<D: Collective>(
     window: &mut Window,
     context: &OpContext<'_>,
@@ -48,12 +42,6 @@ pub(super) fn pull<D: Collective>(
         op if op.reduces() => Traffic::Reduced,
         _ => Traffic::Copied,
     };
-    let known = window.autotune.count(traffic, bytes(memory));
-    // The system cannot reduce what it reads, so there is no reduce-scatter by cma.
-    let may_read = !call.op.reduces();
-    let stages = known.is_some_and(|mode| mode != CopyMode::Cma || !may_read);
-    direct.set_streams(window.autotune.last(traffic, bytes(memory)) == CopyMode::Streamed);
-
     let lends = lenders.contains(&rank) && !memory.overwrites_what_peers_read();
     let mine = if lends {
         window.lend_memory(context, call.input, None)
@@ -62,26 +50,24 @@ pub(super) fn pull<D: Collective>(
     } else {
         None
     };
-    // The root looks where its peers want the broadcast.
-    let sources = if lends && mine.is_some() && call.op == Op::Broadcast { Sources::Each } else { sources };
-    let phase = window.first_phase(context, sources, direct, mine, stages, !has_root(call.op))?;
-    let registered = lenders.clone().filter(|&rank| window.loan_of(rank, phase, mine).is_some()).count();
-    if registered == lenders.len() {
-        return read(window, context, memory, lenders, phase, mine);
-    }
-    // All ranks come here, so no peer uses what this rank has lent.
-    window.heap.give_back();
-    if registered == 0 && stages {
-        return window.pipeline(context, sources, 1, direct);
-    }
-    if registered == 0 {
-        let copy_mode = autotune::copy_mode(window, context, traffic, bytes(memory))?;
-        if copy_mode == CopyMode::Cma && may_read && cma::copy(window, context, memory)? {
-            return Ok(());
-        }
-        direct.set_streams(copy_mode == CopyMode::Streamed);
-    }
-    window.pipeline(context, sources, 0, direct)
+    let choreography = Choreography {
+        traffic,
+        bytes: bytes(memory),
+        // The root looks where its peers want the broadcast.
+        sources: if lends && mine.is_some() && call.op == Op::Broadcast { Sources::Each } else { sources },
+        lenders: lenders.clone(),
+        mine,
+        // The system cannot reduce what it reads.
+        has_cma: !call.op.reduces(),
+        all_see: !has_root(call.op),
+    };
+    choreography.run(
+        window,
+        context,
+        direct,
+        |window, _, phase| read(window, context, memory, lenders, phase, mine),
+        |window, _| cma::copy(window, context, memory),
+    )
 }
 
 fn has_root(op: Op) -> bool {
