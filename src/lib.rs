@@ -67,6 +67,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod buffer;
+mod call;
 mod communicator;
 mod config;
 #[cfg(feature = "cuda")]

@@ -7,8 +7,8 @@
 use super::operations::operations;
 use super::{Communicator, calls};
 use crate::buffer::{RawSlice, RawSliceMut};
+use crate::call::Call;
 use crate::error::Result;
-use crate::exec::Call;
 use crate::types::{Element, Rank, ReduceOp};
 
 /// The type of an argument.

@@ -5,8 +5,8 @@
 //! there is no call to check.
 
 use crate::buffer::{RawSlice, RawSliceMut, Source};
+use crate::call::{Call, Counts};
 use crate::error::{ArgumentError, Error, Result};
-use crate::exec::call::{Call, Counts};
 use crate::types::{Element, Op, Rank, ReduceOp};
 
 fn refuse(op: Op, problem: ArgumentError) -> Error {

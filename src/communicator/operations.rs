@@ -1,7 +1,7 @@
 //! Every operation, described once.
 //!
 //! [`operations`] lists them: the documentation of the blocking form, the names of the blocking and
-//! the nonblocking form, the arguments, and the [`Call`](crate::exec::Call) that they make. Each
+//! the nonblocking form, the arguments, and the [`Call`](crate::call::Call) that they make. Each
 //! form is a macro that makes one method of one entry: `blocking`, `nonblocking` and `scoped` on
 //! host memory, `on_stream` on device memory.
 //!

@@ -6,8 +6,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use super::Communicator;
+use crate::call::Call;
 use crate::error::{ArgumentError, Error, Result};
-use crate::exec::call::Call;
 use crate::shm::registered::Allocation;
 use crate::sys::{PageSize, Region};
 use crate::types::{Element, Op};

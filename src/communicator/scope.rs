@@ -9,8 +9,8 @@ use super::blocking::raw;
 use super::operations::operations;
 use super::{Communicator, calls};
 use crate::buffer::{RawSlice, RawSliceMut};
+use crate::call::Call;
 use crate::error::Result;
-use crate::exec::Call;
 use crate::progress::work::Work;
 use crate::types::{Element, Rank, ReduceOp};
 

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use super::{Communicator, calls};
 use crate::buffer::{RawSlice, RawSliceMut};
+use crate::call::Call;
 use crate::error::{Cause, Error, Result};
-use crate::exec::call::Call;
 use crate::exec::{Agreed, Core};
 use crate::failure;
 use crate::host_group::HostGroup;

@@ -3,10 +3,10 @@
 use super::call::device_call;
 use super::operation::DeviceOperation;
 use crate::buffer::{RawSlice, RawSliceMut};
+use crate::call::Call;
 use crate::cuda::device::DeviceId;
 use crate::cuda::peers::{Announcement, Participation, Record};
 use crate::error::{Cause, Error, Result};
-use crate::exec::Call;
 use crate::failure::OpContext;
 use crate::types::{DType, Descriptor, Op, Rank, ReduceOp};
 

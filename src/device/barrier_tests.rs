@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use super::driver_tests::{COUNT, Process, Seat, a_moment, on_seats, on_seats_by, seats};
 use super::watchdog::Watched;
 use crate::Communicator;
+use crate::call::Call;
 use crate::config::DeviceWaits;
 use crate::cuda::barrier::{DeviceBarrier, FLAGS_BYTES};
 use crate::cuda::device::{Address, Device};
 use crate::cuda::moves::{KernelTask, Moves};
 use crate::error::{Cause, Error};
-use crate::exec::Call;
 use crate::sys::{every_case, wait_until};
 use crate::types::{DType, Op};
 

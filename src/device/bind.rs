@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 
 use super::call::DeviceCall;
 use super::state::DeviceState;
+use crate::call::Call;
 use crate::cuda;
 use crate::cuda::device::{Device, Driver, Event, StreamId};
 use crate::error::{Error, Result};
-use crate::exec::Call;
 use crate::progress::{CommState, Executor, Raw};
 use crate::types::{DType, Op, ReduceOp};
 

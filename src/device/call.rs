@@ -8,13 +8,13 @@ use std::sync::{Arc, OnceLock};
 use super::handshake::Handshake;
 use super::host_area::HostArea;
 use crate::buffer::RawSliceMut;
+use crate::call::{Call, Counts, OnDevice};
 use crate::cuda::device::{Address, Device, Event, StreamId};
 use crate::cuda::lanes::Lane;
 use crate::cuda::peers::{Announcement, Peers};
 use crate::cuda::pinned::PinnedBuffer;
 use crate::cuda::rounds::Cut;
 use crate::error::{Error, Result};
-use crate::exec::call::{Call, Counts, OnDevice};
 use crate::sys::Region;
 
 /// A call on a device or in a stream. All of its work is enqueued when it is called. The host then

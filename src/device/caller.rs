@@ -2,8 +2,8 @@
 
 use super::operation::DeviceOperation;
 use super::state::DeviceState;
+use crate::call::Call;
 use crate::error::{Error, Result};
-use crate::exec::Call;
 use crate::progress::CommState;
 use crate::progress::state::Exclusively;
 

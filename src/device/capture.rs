@@ -6,9 +6,9 @@ use super::call::{DeviceCall, device_call_to_keep};
 use super::caller::Caller;
 use super::host_area::{HostArea, area_len, private_area};
 use super::state::Calling;
+use crate::call::Call;
 use crate::cuda::peers::{Announcement, BufferAt, Participation, Peers};
 use crate::error::{ArgumentError, Error, Result};
-use crate::exec::Call;
 
 /// The exchanges after which all ranks have opened new allocations, and know it: one tells of them,
 /// the next one tells that they are open, and in the third one all say that they are in place.

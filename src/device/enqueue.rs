@@ -13,6 +13,7 @@ use super::handshake::{Given, Handshake};
 use super::host_area::{HostArea, SEGMENT, SLOTS};
 use super::operation::SHORT;
 use super::state::{Calling, LaneOf, Mode, finish};
+use crate::call::Call;
 use crate::cuda::device::{Address, Device, Event, Extent, Handle, MovesAt, Reduction, StreamId};
 use crate::cuda::direct::Plan;
 use crate::cuda::lanes::Lane;
@@ -21,7 +22,6 @@ use crate::cuda::peers::{Announcement, BufferAt, HALVES, ONE_SHOT, Peers};
 use crate::cuda::rounds::{Buffer, Cut, Row};
 use crate::cuda::shared::shared;
 use crate::error::{Error, Result};
-use crate::exec::Call;
 use crate::sys::Region;
 use crate::types::{DType, Op, Rank, ReduceOp};
 

@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 
 use super::call::{DeviceCall, device_call};
 use super::handshake::{Given, Handshake};
+use crate::call::Call;
 use crate::cuda::device::{Device, StreamId};
 use crate::error::Result;
-use crate::exec::Call;
 
 /// The graphs that have captured calls of a communicator.
 #[derive(Default)]

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 
 use super::driver_tests::{COUNT, Process, Seat, on_each, on_seats, seats};
 use crate::Communicator;
+use crate::call::Call;
 use crate::cuda::device::{Address, Device, DeviceId, Driver, Handle, Memory, StreamId};
 use crate::cuda::fake_device::{FakeDevice, FakeGpu, Machines};
-use crate::exec::Call;
 use crate::trace::DeviceStats;
 use crate::types::Op;
 

@@ -59,10 +59,11 @@ use handshake::Handshake;
 use operation::DeviceOperation;
 
 use crate::buffer::StreamId;
+use crate::call::Call;
 #[cfg(test)]
 use crate::cuda::device::Driver;
 use crate::error::Result;
-use crate::exec::{Call, Core};
+use crate::exec::Core;
 use crate::progress::CommState;
 use crate::progress::state::{DeviceMessage, Devices, Exclusively};
 

@@ -11,6 +11,7 @@ use super::caller::Caller;
 use super::host_area::HostArea;
 use super::state::{Calling, Mode, Prepared, finish};
 use super::verify::{VERIFIED, verify};
+use crate::call::Call;
 use crate::config::DeviceWaits;
 use crate::cuda::barrier::FLAGS_BYTES;
 use crate::cuda::device::{Address, Device, Event, Memory};
@@ -18,7 +19,6 @@ use crate::cuda::imports::Import;
 use crate::cuda::peers::{BEHIND_AREA, Exported, ONE_SHOT, Peers, Record, leaders};
 use crate::cuda::shared::shared;
 use crate::error::{Error, Result};
-use crate::exec::Call;
 use crate::timeouts::AREAS_CLOSING;
 use crate::types::Rank;
 

@@ -5,9 +5,9 @@ use super::call::{DeviceCall, cut_of};
 use super::host_area::{HostArea, SEGMENT, segment_of_host};
 use super::operation::DeviceOperation;
 use crate::buffer::{RawSlice, RawSliceMut};
+use crate::call::{Call, Counts};
 use crate::cuda::rounds::{Buffer, Cut};
 use crate::error::{ArgumentError, Error, Result};
-use crate::exec::call::{Call, Counts};
 
 impl DeviceOperation<'_> {
     /// # Safety

@@ -14,7 +14,7 @@ use crate::cuda::lanes::Lane;
 use crate::cuda::peers::{Peers, Record};
 use crate::cuda::shared::shared;
 use crate::error::{Error, Result};
-use crate::exec::Call;
+use crate::call::Call;
 use crate::network::identity;
 use crate::progress::CommState;
 use crate::shm::registered::Allocation;

@@ -6,10 +6,10 @@ use parking_lot::Mutex;
 
 use super::state::DeviceState;
 use crate::Communicator;
+use crate::call::Call;
 use crate::cuda::device::{Address, Device, Driver, StreamId};
 use crate::cuda::fake_device::{FakeDevice, FakeGpu, Machine};
 use crate::error::Error;
-use crate::exec::Call;
 use crate::progress::Raw;
 use crate::sys::every_case;
 use crate::trace::DeviceStats;

@@ -1,7 +1,7 @@
 //! Which reductions exchange elements of 16 bits between hosts (`wire_dtype`).
 
-use super::call::Call;
 use super::core::{Core, choose};
+use crate::call::Call;
 use crate::config::SharedSettings;
 use crate::reduce::Kernel;
 use crate::schedule::Algorithm;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::call::Call;
 use super::core::Core;
 use super::messages::Messages;
 use crate::buffer::RawSliceMut;
+use crate::call::Call;
 use crate::config::SharedSettings;
 use crate::error::Result;
 use crate::failure::{CommInfo, OpContext, agree_on_report};

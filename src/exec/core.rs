@@ -4,7 +4,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-use super::call::Call;
+use crate::call::Call;
 use crate::config::{CopyMode, SharedSettings, Transport};
 use crate::engine::Engine;
 use crate::error::{Error, Result};

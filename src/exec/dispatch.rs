@@ -1,9 +1,9 @@
 //! From a call on host memory to the path on which it runs: shared memory, messages, or both
 //! ("hierarchical").
 
-use super::call::Call;
 use super::core::Core;
 use super::messages::kernel;
+use crate::call::Call;
 use crate::error::Result;
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::normalise_bools;

@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::call::{Call, Counts};
 use super::compression::Compression;
 use super::core::Core;
 use crate::buffer::{RawSlice, RawSliceMut};
+use crate::call::{Call, Counts};
 use crate::engine::{InFlight, Job, Now, Paused};
 use crate::error::{Error, Result};
 use crate::failure::{CommInfo, OpContext};

@@ -1,6 +1,5 @@
 //! The paths of a call on host memory.
 //!
-//! - [`call`] is a call without types.
 //! - [`dispatch`] chooses its path: shared memory ([`crate::shm`]), [`messages`] (the
 //!   [`crate::engine`] executes a schedule), or [`hierarchical`] (both). [`compression`] says which
 //!   messages have elements of 16 bits.
@@ -8,7 +7,6 @@
 //!   operation, and [`allocate`] shares more memory.
 
 mod allocate;
-pub(crate) mod call;
 pub(crate) mod compression;
 mod connect;
 pub(crate) mod core;
@@ -19,6 +17,5 @@ pub(crate) mod messages;
 #[cfg(test)]
 mod simulation_tests;
 
-pub(crate) use call::Call;
 pub(crate) use connect::Agreed;
 pub(crate) use core::Core;

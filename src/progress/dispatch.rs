@@ -5,9 +5,10 @@ use std::cell::RefCell;
 use smallvec::SmallVec;
 
 use super::state::CommState;
+use crate::call::Call;
 use crate::error::Result;
+use crate::exec::Core;
 use crate::exec::messages::{Interrupted, Message};
-use crate::exec::{Call, Core};
 
 impl CommState {
     /// Runs a call on this thread. Refuses it if the communicator is revoked, and revokes the

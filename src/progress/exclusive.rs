@@ -3,8 +3,9 @@
 use super::handover::Handover;
 use super::submit::Executor;
 use super::work::Work;
+use crate::call::Call;
 use crate::error::Result;
-use crate::exec::{Call, Core};
+use crate::exec::Core;
 
 impl Executor {
     /// Runs `operations`, which [`Executor::run_on`] runs one by one, after all calls that were made

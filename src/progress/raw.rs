@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::submit::Executor;
 use super::work::Work;
 use crate::buffer::{RawSlice, RawSliceMut, Source, StreamId};
+use crate::call::{Call, Counts};
 use crate::error::{ArgumentError, Error, Result};
-use crate::exec::call::{Call, Counts};
 use crate::types::{DType, Op, Rank, ReduceOp};
 
 /// A call on pointers: the lengths of the buffers follow from the counts.

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use super::state::{CommState, DeviceMessage};
 use super::tasks::{Task, Tasks, Turn};
 use super::work::Helper;
+use crate::call::Call;
 use crate::engine::InFlight;
 use crate::error::Error;
+use crate::exec::Core;
 use crate::exec::messages::{Interrupted, Message};
-use crate::exec::{Call, Core};
 use crate::failure;
 use crate::sys::{Backoff, Patience, Waiting};
 

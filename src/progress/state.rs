@@ -7,11 +7,12 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::Mutex;
 
 use crate::buffer::StreamId;
+use crate::call::Call;
 use crate::config::SharedSettings;
 use crate::error::{Error, Result};
+use crate::exec::Core;
 use crate::exec::compression::choose_for;
 use crate::exec::core::choose;
-use crate::exec::{Call, Core};
 use crate::failure::{self, CommInfo, CommStatus};
 use crate::host_group::HostGroup;
 use crate::host_group::stage::{Holder, Stage};

@@ -9,8 +9,9 @@ use super::queue::Queue;
 use super::state::{CommState, Devices};
 use super::together::keep_apart;
 use super::work::{Completion, Work, WorkError};
+use crate::call::Call;
 use crate::error::{Error, Result};
-use crate::exec::{Call, Core};
+use crate::exec::Core;
 use crate::failure::{self, CommInfo};
 use crate::types::{Op, Rank};
 

@@ -10,8 +10,8 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::handover::Handover;
 use super::state::Devices;
 use super::work::Completion;
+use crate::call::Call;
 use crate::error::{Error, Result};
-use crate::exec::Call;
 use crate::exec::messages::Interrupted;
 
 /// The operations that have been queued.

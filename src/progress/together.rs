@@ -3,8 +3,8 @@
 use smallvec::SmallVec;
 
 use crate::buffer::RawSlice;
+use crate::call::Call;
 use crate::error::{ArgumentError, Error, Result};
-use crate::exec::Call;
 use crate::types::Op;
 
 /// Gives a send whose buffer is also that of a receive a copy of it, as `MPI_Sendrecv_replace` does.

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::work::RawWork;
 use crate::buffer::Source;
+use crate::call::Call;
 use crate::communicator::Communicator;
 use crate::error::Result;
-use crate::exec::Call;
 use crate::progress::Raw;
 use crate::types::{DType, Op, Rank, ReduceOp};
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::call::OnDevice;
 use crate::error::Result;
-use crate::exec::call::OnDevice;
 use crate::progress::work::Work;
 
 /// An operation that [`PreparedCall::start`](super::PreparedCall::start) has started. Its buffers

@@ -3,11 +3,11 @@
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 
 use crate::buffer::{RawSlice, RawSliceMut};
+use crate::call::Call;
 use crate::communicator::operations::operations;
 use crate::communicator::{Communicator, calls};
 use crate::cuda::device::StreamId;
 use crate::error::Result;
-use crate::exec::Call;
 use crate::types::{Element, Rank, ReduceOp};
 
 /// The operations of a communicator in the order of a CUDA stream; see [`Communicator::on`].

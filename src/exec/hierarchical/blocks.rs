@@ -6,8 +6,8 @@
 use std::ops::Range;
 
 use crate::buffer::{RawSlice, RawSliceMut};
+use crate::call::Call;
 use crate::error::Result;
-use crate::exec::call::Call;
 use crate::exec::core::Core;
 use crate::exec::messages::{Messages, kernel};
 use crate::failure::OpContext;

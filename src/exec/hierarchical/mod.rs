@@ -4,8 +4,8 @@
 mod blocks;
 
 use crate::buffer::{RawSlice, RawSliceMut};
+use crate::call::Call;
 use crate::error::Result;
-use crate::exec::call::Call;
 use crate::exec::core::Core;
 use crate::exec::messages::{Messages, kernel};
 use crate::failure::OpContext;

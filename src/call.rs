@@ -1,4 +1,4 @@
-//! One call, without types: what all forms of an operation and the C ABI have in common.
+//! One call, without types: what its caller asked, which reaches the algorithm as it is.
 
 use std::any::Any;
 use std::fmt;
