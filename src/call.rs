@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use crate::buffer::{RawSlice, RawSliceMut, Source, StreamId};
 use crate::error::{ArgumentError, Error, Result};
+use crate::reduce::Kernel;
 use crate::schedule::Blocks;
 use crate::types::{DType, Descriptor, Element, Op, Rank, ReduceOp, shape_of};
 
@@ -88,6 +89,12 @@ impl Counts {
         Some(Counts { offsets, shape: shape_of(counts) })
     }
 
+    /// Counts of ranks that do not compare them, from where each block starts, and where the last one
+    /// ends.
+    pub(crate) fn at(offsets: &[usize]) -> Counts {
+        Counts { offsets: SmallVec::from_slice(offsets), shape: 0 }
+    }
+
     fn ranks(&self) -> usize {
         self.offsets.len() - 1
     }
@@ -113,11 +120,15 @@ impl Counts {
 
 impl Call {
     pub(crate) fn new<T: Element>(op: Op) -> Call {
+        Call::of(op, T::DTYPE)
+    }
+
+    pub(crate) const fn of(op: Op, dtype: DType) -> Call {
         Call {
             op,
             on_behalf_of: None,
             source: None,
-            dtype: T::DTYPE,
+            dtype,
             redop: None,
             root: 0,
             count: 0,
@@ -129,6 +140,37 @@ impl Call {
             described: None,
             on_device: None,
         }
+    }
+
+    /// A call that some ranks run as a part of this one, on the same kind of elements.
+    pub(crate) fn part(&self, op: Op, send: RawSlice, recv: RawSliceMut) -> Call {
+        Call { redop: self.redop, send, recv, ..Call::of(op, self.dtype) }
+    }
+
+    /// As [`Call::part`], of ranks that do not have all parts of a reduction: others finish it.
+    pub(crate) fn unfinished_part(&self, op: Op, send: RawSlice, recv: RawSliceMut) -> Call {
+        let redop = self.redop.map(|redop| if redop == ReduceOp::Average { ReduceOp::Sum } else { redop });
+        Call { redop, ..self.part(op, send, recv) }
+    }
+
+    /// Sets where the blocks of the ranks start in buffers that have one for each, and where the last
+    /// one ends.
+    pub(crate) fn divided_at(self, offsets: &[usize]) -> Call {
+        let counts = Some(Counts::at(offsets));
+        Call { send_counts: counts.clone(), recv_counts: counts, ..self }
+    }
+
+    /// The blocks of the buffer that has one for each rank.
+    #[inline(always)]
+    pub(crate) fn blocks(&self) -> Blocks<'_> {
+        let counts = self.recv_counts.as_ref().or(self.send_counts.as_ref());
+        counts.map_or(Blocks::Even(self.count), Counts::blocks)
+    }
+
+    /// How the call reduces, if it does.
+    #[inline]
+    pub(crate) fn kernel(&self) -> Option<Kernel> {
+        self.redop.and_then(|redop| Kernel::new(self.dtype, redop))
     }
 
     /// What all ranks must agree on. `seq` counts from 1.

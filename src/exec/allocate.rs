@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::core::Core;
 use crate::buffer::RawSliceMut;
+use crate::call::Call;
 use crate::error::{Error, Result, shown};
 use crate::failure::{CommInfo, OpContext};
-use crate::reduce::Kernel;
-use crate::shm::WindowCall;
 use crate::shm::registered::Allocation;
 use crate::sys::Region;
 use crate::types::{DType, Descriptor, Op, ReduceOp};
@@ -27,12 +26,8 @@ impl Core {
         // One word more, so that the list is not empty before the first allocation.
         dropped.push(0);
         let memory = RawSliceMut::of(&mut dropped);
-        let element = size_of::<u64>();
-        let call = WindowCall {
-            count: memory.len / element,
-            kernel: Kernel::new(DType::U64, ReduceOp::BitAnd),
-            ..WindowCall::new(Op::AllReduce, memory.as_const(), memory, element)
-        };
+        let (send, count) = (memory.as_const(), memory.len / size_of::<u64>());
+        let call = Call { redop, count, send, recv: memory, ..Call::of(Op::AllReduce, DType::U64) };
         let entry = self.recording.history.begin(&descriptor.encode(), 0, 0);
         // SAFETY: `dropped` is borrowed for the call.
         let agreed = unsafe { window.run(&OpContext::new(descriptor, info), &call) };

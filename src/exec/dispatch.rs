@@ -2,14 +2,12 @@
 //! ("hierarchical").
 
 use super::core::Core;
-use super::messages::kernel;
 use crate::call::Call;
 use crate::error::Result;
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::normalise_bools;
+use crate::schedule::Algorithm;
 use crate::schedule::select::Choice;
-use crate::schedule::{Algorithm, Blocks};
-use crate::shm::WindowCall;
 use crate::trace::{self, LogEntry, OpLog};
 use crate::types::DType;
 
@@ -128,17 +126,8 @@ impl Core {
     /// As for [`Core::run_on_host`].
     #[inline(always)]
     unsafe fn run_in_shared_memory(&mut self, context: &OpContext<'_>, call: &Call) -> Result<()> {
-        let counts = call.recv_counts.as_ref().or(call.send_counts.as_ref());
-        let window_call = WindowCall {
-            count: call.count,
-            blocks: counts.map_or(Blocks::Even(call.count), |counts| counts.blocks()),
-            root: call.root,
-            kernel: kernel(call),
-            finish: Some(self.layout.ranks),
-            ..WindowCall::new(call.op, call.send, call.recv, call.dtype.size())
-        };
         let window = self.window.as_mut().expect("a layout with windows has one");
         // SAFETY: passed on.
-        unsafe { window.run(context, &window_call) }
+        unsafe { window.run(context, call) }
     }
 }

@@ -137,7 +137,7 @@ impl Core {
             input: call.send,
             output: call.recv,
             element: call.dtype.size(),
-            kernel: kernel(call),
+            kernel: call.kernel(),
             compression: self.compression(call),
         };
         // SAFETY: passed on.
@@ -330,9 +330,4 @@ unsafe fn normalise_received(bools: Option<RawSliceMut>) {
         // SAFETY: passed on.
         unsafe { normalise_bools(bools.ptr, bools.len) };
     }
-}
-
-/// How a call reduces, if it does.
-pub(super) fn kernel(call: &Call) -> Option<Kernel> {
-    call.redop.and_then(|redop| Kernel::new(call.dtype, redop))
 }

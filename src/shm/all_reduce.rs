@@ -1,7 +1,6 @@
 //! The all-reduce of large buffers, which are registered or private: each kind moves in its own
 //! way.
 
-use super::call::Memory;
 use super::choreography::Choreography;
 use super::cma;
 use super::registered::Loan;
@@ -18,13 +17,13 @@ const BLOCK: usize = 32 << 10;
 
 /// Runs an all-reduce whose buffers may be registered.
 pub(super) fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot: &mut TwoShot<'_>) -> Result<()> {
-    let memory = two_shot.memory;
-    let mine = window.lend_memory(context, memory.call.input, Some(memory.call.output));
+    let part = two_shot.part;
+    let mine = window.lend_memory(context, part.call.send, Some(part.call.recv));
     let choreography = Choreography {
         traffic: Traffic::Reduced,
-        bytes: memory.call.count * memory.call.element,
+        bytes: part.call.count * part.element,
         sources: Sources::All,
-        lenders: 0..memory.ranks,
+        lenders: 0..part.ranks,
         mine,
         has_cma: true,
         all_see: true,
@@ -34,7 +33,7 @@ pub(super) fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot:
         context,
         two_shot,
         |window, two_shot, phase| reduce_registered(window, context, two_shot, phase, mine),
-        |window, two_shot| cma::all_reduce(window, context, memory, two_shot.parts),
+        |window, two_shot| cma::all_reduce(window, context, part, two_shot.parts),
     )
 }
 
@@ -47,15 +46,15 @@ fn reduce_registered(
     phase: u32,
     mine: Option<Loan>,
 ) -> Result<()> {
-    let memory = two_shot.memory;
-    let chunk = chunk(memory.call.count, memory.ranks, memory.rank);
-    let at = chunk.start * memory.call.element;
-    let mut outputs = Vec::with_capacity(memory.ranks);
+    let part = two_shot.part;
+    let chunk = chunk(part.call.count, part.ranks, part.rank);
+    let at = chunk.start * part.element;
+    let mut outputs = Vec::with_capacity(part.ranks);
     two_shot.parts.clear();
-    for rank in 0..memory.ranks {
+    for rank in 0..part.ranks {
         let lent = window.loan_of(rank, phase, mine);
-        let input = lent.and_then(|loan| window.lent_input(rank, loan, memory.call.count, memory.call.element));
-        let output = lent.and_then(|loan| window.lent_output(rank, loan, memory.call.count, memory.call.element));
+        let input = lent.and_then(|loan| window.lent_input(rank, loan, part.call.count, part.element));
+        let output = lent.and_then(|loan| window.lent_output(rank, loan, part.call.count, part.element));
         match (input, output) {
             (Some(input), Some(output)) => {
                 two_shot.parts.push(input.wrapping_add(at));
@@ -71,7 +70,7 @@ fn reduce_registered(
     let borrowed = window.borrow_memory(context)?;
     // SAFETY: all addresses lie in registered memory that was resolved for the whole buffer. This
     // chunk of all ranks' buffers is this rank's to read and write until the next phase.
-    unsafe { reduce_to_all(memory, two_shot.parts, &outputs, chunk.len()) };
+    unsafe { reduce_to_all(part, two_shot.parts, &outputs, chunk.len()) };
     drop(borrowed);
     // No rank returns before all have written.
     window.barrier(context)?;
@@ -86,21 +85,21 @@ fn reduce_registered(
 ///
 /// `inputs` and `outputs` have an address for each rank, aligned and valid for `count` elements. No
 /// other thread accesses these elements.
-unsafe fn reduce_to_all(memory: Memory<'_>, inputs: &mut [*const u8], outputs: &[*mut u8], count: usize) {
-    let block = BLOCK / memory.call.element;
+unsafe fn reduce_to_all(part: Part<'_>, inputs: &mut [*const u8], outputs: &[*mut u8], count: usize) {
+    let block = BLOCK / part.element;
     for start in (0..count).step_by(block) {
         let len = block.min(count - start);
-        let offset = start * memory.call.element;
+        let offset = start * part.element;
         for input in inputs.iter_mut() {
-            *input = input.wrapping_add(if start == 0 { 0 } else { block * memory.call.element });
+            *input = input.wrapping_add(if start == 0 { 0 } else { block * part.element });
         }
-        let first = outputs[memory.rank].wrapping_add(offset);
+        let first = outputs[part.rank].wrapping_add(offset);
         // SAFETY: the caller vouches for all addresses. `first` is one of the inputs in place, and
         // otherwise overlaps none.
-        unsafe { memory.fold(inputs, first, len) };
-        for rank in (0..memory.ranks).filter(|&rank| rank != memory.rank) {
+        unsafe { part.fold(inputs, first, len) };
+        for rank in (0..part.ranks).filter(|&rank| rank != part.rank) {
             // SAFETY: the caller vouches for both addresses.
-            unsafe { memory.copy(first, outputs[rank].wrapping_add(offset), len) };
+            unsafe { part.copy(first, outputs[rank].wrapping_add(offset), len) };
         }
     }
 }

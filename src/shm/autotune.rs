@@ -10,10 +10,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::call::{Memory, WindowCall};
 use super::cma;
 use super::flags::WORDS;
 use super::one_shot::{ONE_SHOT, OneShot};
+use super::part::Part;
 use super::pipeline::Collective;
 use super::rooted::{Collect, Spread};
 use super::tuning::{SIZES, Traffic};
@@ -21,11 +21,10 @@ use super::two_shot::TwoShot;
 use super::wait::Sources;
 use super::window::Window;
 use crate::buffer::RawSliceMut;
+use crate::call::Call;
 use crate::config::CopyMode;
 use crate::error::{Result, shown};
 use crate::failure::OpContext;
-use crate::reduce::Kernel;
-use crate::schedule::Blocks;
 use crate::types::{DType, Op, ReduceOp};
 
 /// How often each copy mode is measured, for the sizes of [`Traffic::measured`]. The fastest
@@ -67,7 +66,7 @@ pub(super) fn copy_mode(window: &mut Window, context: &OpContext<'_>, traffic: T
     if window.autotune.wanted != CopyMode::Auto {
         // Logged once per host.
         if !may_read && window.rank == 0 {
-            crate::log::warn!("the system does not let ranks read each other's memory; buffers are staged instead");
+            crate::log::warn!("the system does not let ranks read each other's part; buffers are staged instead");
         }
         return Ok(if may_read { CopyMode::Cma } else { CopyMode::Staged });
     }
@@ -201,19 +200,21 @@ pub(super) fn race<const N: usize>(
 /// The element type of the measurements.
 const DTYPE: DType = DType::F32;
 
+/// An all-reduce in place.
+fn all_reduce(buffer: RawSliceMut) -> Call {
+    let count = buffer.len / DTYPE.size();
+    Call { redop: Some(ReduceOp::Sum), count, send: buffer.as_const(), recv: buffer, ..Call::of(Op::AllReduce, DTYPE) }
+}
+
 /// All-reduces a private buffer in one phase or in two.
 fn reduce(window: &mut Window, context: &OpContext<'_>, phases: usize, streams: bool, buffer: RawSliceMut) -> Result<()> {
-    let call = WindowCall {
-        count: buffer.len / DTYPE.size(),
-        kernel: Kernel::new(DTYPE, ReduceOp::Sum),
-        ..WindowCall::new(Op::AllReduce, buffer.as_const(), buffer, DTYPE.size())
-    };
-    let memory = Memory::new(&call, window.rank, window.members.len());
+    let call = all_reduce(buffer);
+    let part = Part::new(&call, window.rank, window.members.len());
     let mut parts = std::mem::take(&mut window.parts);
     let result = if phases == 1 {
-        window.pipeline(context, Sources::All, 0, &mut OneShot { memory, takes: true, parts: &mut parts })
+        window.pipeline(context, Sources::All, 0, &mut OneShot { part, takes: true, parts: &mut parts })
     } else {
-        let mut two_shot = TwoShot { memory, root: None, parts: &mut parts };
+        let mut two_shot = TwoShot { part, root: None, parts: &mut parts };
         two_shot.set_streams(streams);
         window.pipeline(context, Sources::All, 0, &mut two_shot)
     };
@@ -230,25 +231,19 @@ fn run(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, mode: Cop
         Traffic::Reduced if mode != CopyMode::Cma => {
             return reduce(window, context, 2, mode == CopyMode::Streamed, buffer).map(|()| true);
         }
-        Traffic::Reduced => WindowCall {
-            count,
-            kernel: Kernel::new(DTYPE, ReduceOp::Sum),
-            ..WindowCall::new(Op::AllReduce, buffer.as_const(), buffer, DTYPE.size())
-        },
-        Traffic::Spread => WindowCall { count, ..WindowCall::new(Op::Broadcast, buffer.as_const(), buffer, DTYPE.size()) },
+        Traffic::Reduced => all_reduce(buffer),
+        Traffic::Spread => Call { op: Op::Broadcast, ..all_reduce(buffer) },
         Traffic::Copied => {
             let block = count / ranks * DTYPE.size();
             let input = buffer.as_const().skip(rank * block).take(block);
-            WindowCall { blocks: Blocks::Even(count / ranks), ..WindowCall::new(Op::AllGather, input, buffer, DTYPE.size()) }
+            Call { count: count / ranks, send: input, recv: buffer, ..Call::of(Op::AllGather, DTYPE) }
         }
     };
-    let memory = Memory { streams: mode == CopyMode::Streamed, ..Memory::new(&call, rank, ranks) };
+    let part = Part { streams: mode == CopyMode::Streamed, ..Part::new(&call, rank, ranks) };
     match (traffic, mode) {
-        (Traffic::Reduced, _) => cma::all_reduce(window, context, memory, &mut Vec::with_capacity(ranks)),
-        (_, CopyMode::Cma) => cma::copy(window, context, memory),
-        (Traffic::Spread, _) => {
-            window.pipeline(context, memory.sources(), 0, &mut Spread { memory, blocks: false }).map(|()| true)
-        }
-        (Traffic::Copied, _) => window.pipeline(context, Sources::All, 0, &mut Collect { memory, takes: true }).map(|()| true),
+        (Traffic::Reduced, _) => cma::all_reduce(window, context, part, &mut Vec::with_capacity(ranks)),
+        (_, CopyMode::Cma) => cma::copy(window, context, part),
+        (Traffic::Spread, _) => window.pipeline(context, part.sources(), 0, &mut Spread { part, blocks: false }).map(|()| true),
+        (Traffic::Copied, _) => window.pipeline(context, Sources::All, 0, &mut Collect { part, takes: true }).map(|()| true),
     }
 }

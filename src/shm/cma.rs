@@ -5,8 +5,8 @@
 //! another core has to fetch it. But the system looks up every page, and each rank has to touch its
 //! pages before. [`super::autotune`] measures which is faster on this machine.
 
-use super::call::Memory;
 use super::flags::WORDS;
+use super::part::Part;
 use super::window::{CacheLine, Window};
 use crate::buffer::RawSlice;
 use crate::error::{Cause, Result};
@@ -17,32 +17,32 @@ use crate::sys::{self, Process};
 /// Runs an operation that copies blocks. Returns false on all ranks if a rank's input would be
 /// overwritten while peers read it, or if the system cannot read an input, such as memory of a
 /// device. Then outputs may have been written, but no input was.
-pub(super) fn copy(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -> Result<bool> {
-    let Memory { call, rank, ranks, .. } = memory;
+pub(super) fn copy(window: &mut Window, context: &OpContext<'_>, part: Part<'_>) -> Result<bool> {
+    let Part { call, rank, ranks, .. } = part;
     // SAFETY: the caller of `Window::run` vouches for the input.
-    unsafe { call.input.fault_in() };
+    unsafe { call.send.fault_in() };
     let mut words = [0; WORDS];
-    words[0] = call.input.ptr.expose_provenance() as u64;
-    words[1] = memory.overwrites_what_peers_read().into();
+    words[0] = call.send.ptr.expose_provenance() as u64;
+    words[1] = part.overwrites_what_peers_read().into();
     let phase = window.exchange(context, words)?;
     keep_words(window, phase);
     if window.peer_words.iter().any(|words| words[1] != 0) {
         return Ok(false);
     }
-    let inputs = memory.inputs();
+    let inputs = part.inputs();
     let mut is_read = true;
     // Each rank begins at its own number, so that not all read from the same rank.
     for peer in (0..ranks).map(|step| (rank + step) % ranks).filter(|peer| inputs.contains(peer)) {
-        let (from, to) = memory.taken(peer);
-        let to = memory.output(&to);
+        let (from, to) = part.taken(peer);
+        let to = part.output(&to);
         if peer == rank {
             // SAFETY: the caller of `Window::run` vouches for both buffers.
-            unsafe { memory.copy(memory.input(&from), to, from.len()) };
+            unsafe { part.copy(part.input(&from), to, from.len()) };
         } else if is_read {
-            let address = window.peer_words[peer][0] + (from.start * call.element) as u64;
+            let address = window.peer_words[peer][0] + (from.start * part.element) as u64;
             // SAFETY: the caller of `Window::run` vouches for the output. In place, peers read only
             // this rank's own block of it.
-            is_read = unsafe { read(window, context, peer, address, to, from.len() * call.element)? };
+            is_read = unsafe { read(window, context, peer, address, to, from.len() * part.element)? };
         }
     }
     last_phase(window, context, is_read)
@@ -66,11 +66,11 @@ fn last_phase(window: &mut Window, context: &OpContext<'_>, is_read: bool) -> Re
 
 /// Whether the system can read this memory of this process. Only its ends are tried. The system
 /// cannot read device memory.
-fn is_readable(memory: RawSlice) -> bool {
-    let Some(last) = memory.len.checked_sub(1) else { return true };
+fn is_readable(part: RawSlice) -> bool {
+    let Some(last) = part.len.checked_sub(1) else { return true };
     let own = Process::own();
     [0, last].into_iter().all(|at| {
-        let address = memory.skip(at).ptr.expose_provenance() as u64;
+        let address = part.skip(at).ptr.expose_provenance() as u64;
         let mut byte = 0u8;
         // SAFETY: `byte` has room for one byte.
         unsafe { sys::read_process(own, address, &mut byte, 1) }.is_ok()
@@ -111,71 +111,71 @@ fn can_read_peers(window: &Window, len: usize) -> bool {
 pub(super) fn all_reduce(
     window: &mut Window,
     context: &OpContext<'_>,
-    memory: Memory<'_>,
+    part: Part<'_>,
     parts: &mut Vec<*const u8>,
 ) -> Result<bool> {
-    let Memory { call, rank, ranks, .. } = memory;
+    let Part { call, rank, ranks, .. } = part;
     let address = |ptr: *const u8| ptr.expose_provenance() as u64;
     // Peers read the output where this rank has just written it.
     // SAFETY: the caller of `Window::run` vouches for the input.
-    unsafe { call.input.fault_in() };
+    unsafe { call.send.fault_in() };
     let mut words = [0; WORDS];
-    (words[0], words[1]) = (address(call.input.ptr), address(call.output.ptr));
+    (words[0], words[1]) = (address(call.send.ptr), address(call.recv.ptr));
     // In place, both are the same memory.
-    let is_in_place = call.input.ptr == call.output.ptr.cast_const();
-    words[2] = (is_readable(call.input) && (is_in_place || is_readable(call.output.as_const()))).into();
+    let is_in_place = call.send.ptr == call.recv.ptr.cast_const();
+    words[2] = (is_readable(call.send) && (is_in_place || is_readable(call.recv.as_const()))).into();
     let phase = window.exchange(context, words)?;
     keep_words(window, phase);
     if window.peer_words.iter().any(|words| words[2] == 0) {
         return Ok(false);
     }
     // Once a rank writes its output, there is no way back: in place, its input is gone.
-    let can_read = can_read_peers(window, call.input.len);
+    let can_read = can_read_peers(window, call.send.len);
     if !window.all(context, can_read)? {
         window.autotune.may_read = Some(false);
         return Ok(false);
     }
-    reduce_chunk(window, context, memory, parts)?;
+    reduce_chunk(window, context, part, parts)?;
     window.barrier(context)?;
     // Each rank begins with the next one, so that not all read from the same rank.
     for peer in (1..ranks).map(|step| (rank + step) % ranks) {
         let theirs = chunk(call.count, ranks, peer);
-        let from = window.peer_words[peer][1] + (theirs.start * call.element) as u64;
+        let from = window.peer_words[peer][1] + (theirs.start * part.element) as u64;
         // SAFETY: the caller of `Window::run` vouches for the output, of which peers read only this
         // rank's chunk.
-        unsafe { read_known(window, context, peer, from, memory.output(&theirs), theirs.len() * call.element)? };
+        unsafe { read_known(window, context, peer, from, part.output(&theirs), theirs.len() * part.element)? };
     }
     last_phase(window, context, true)
 }
 
 /// Reduces this rank's chunk of all inputs to its output, block by block. `window.peer_words` has
 /// the addresses of the inputs.
-fn reduce_chunk(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>, parts: &mut Vec<*const u8>) -> Result<()> {
-    let Memory { call, rank, ranks, .. } = memory;
+fn reduce_chunk(window: &mut Window, context: &OpContext<'_>, part: Part<'_>, parts: &mut Vec<*const u8>) -> Result<()> {
+    let Part { call, rank, ranks, .. } = part;
     let mine = chunk(call.count, ranks, rank);
     let room = (BLOCK / (ranks - 1).max(1)).next_multiple_of(size_of::<CacheLine>());
-    let block = room / call.element;
+    let block = room / part.element;
     let mut scratch = std::mem::take(&mut window.scratch);
     scratch.resize((ranks - 1) * room / size_of::<CacheLine>(), CacheLine([0; 64]));
     for start in mine.clone().step_by(block) {
         let elements = start..(start + block).min(mine.end);
-        let bytes = elements.len() * call.element;
+        let bytes = elements.len() * part.element;
         parts.clear();
         let mut free = scratch.chunks_exact_mut(room / size_of::<CacheLine>());
         for peer in 0..ranks {
             if peer == rank {
-                parts.push(memory.input(&elements));
+                parts.push(part.input(&elements));
                 continue;
             }
-            let copy = free.next().expect("the scratch memory has room for each peer").as_mut_ptr().cast::<u8>();
-            let from = window.peer_words[peer][0] + (start * call.element) as u64;
+            let copy = free.next().expect("the scratch part has room for each peer").as_mut_ptr().cast::<u8>();
+            let from = window.peer_words[peer][0] + (start * part.element) as u64;
             // SAFETY: each peer's part of the scratch memory holds a block.
             unsafe { read_known(window, context, peer, from, copy, bytes)? };
             parts.push(copy);
         }
         // SAFETY: the parts are this rank's input and copies of its peers' inputs, of `elements`
         // each. The caller of `Window::run` vouches for the buffers.
-        unsafe { memory.fold(parts, memory.output(&elements), elements.len()) };
+        unsafe { part.fold(parts, part.output(&elements), elements.len()) };
     }
     window.scratch = scratch;
     Ok(())
@@ -232,7 +232,7 @@ unsafe fn read(window: &mut Window, context: &OpContext<'_>, peer: usize, from: 
             window.wait(context, peer, never)?;
         }
         window.check_peers_can_reach(context, peer, never)?;
-        crate::log::warn!(rank = window.members[peer], %error, "cannot read memory of another process");
+        crate::log::warn!(rank = window.members[peer], %error, "cannot read part of another process");
         return Ok(false);
     }
     Ok(true)

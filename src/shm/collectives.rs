@@ -18,15 +18,16 @@
 
 use super::all_reduce::all_reduce;
 use super::autotune;
-use super::call::{Memory, WindowCall};
 use super::exchange::Exchange;
 use super::inline;
 use super::one_shot::{ONE_SHOT, OneShot};
+use super::part::Part;
 use super::pull::pull;
 use super::rooted::{Collect, Spread};
 use super::two_shot::TwoShot;
 use super::wait::Sources;
 use super::window::Window;
+use crate::call::Call;
 use crate::error::Result;
 use crate::failure::OpContext;
 use crate::types::{Descriptor, Op};
@@ -36,10 +37,10 @@ impl Window {
     ///
     /// # Safety
     ///
-    /// Until this returns, `call.input` is readable and `call.output` writable, both aligned to the
+    /// Until this returns, `call.send` is readable and `call.recv` writable, both aligned to the
     /// element. No other thread writes either or reads the output. They do not overlap, or they are
     /// in place as [`crate::schedule`] says.
-    pub(crate) unsafe fn run(&mut self, context: &OpContext<'_>, call: &WindowCall<'_>) -> Result<()> {
+    pub(crate) unsafe fn run(&mut self, context: &OpContext<'_>, call: &Call) -> Result<()> {
         self.chain = Descriptor::chained(self.chain, context.fingerprint);
         // A rank that failed may have published all that this one needs, but its memory belongs to
         // its caller again.
@@ -66,16 +67,16 @@ impl Window {
 /// # Safety
 ///
 /// As for [`Window::run`].
-unsafe fn run(window: &mut Window, context: &OpContext<'_>, call: &WindowCall<'_>) -> Result<()> {
+unsafe fn run(window: &mut Window, context: &OpContext<'_>, call: &Call) -> Result<()> {
     let (rank, ranks) = (window.rank, window.members.len());
-    let bytes = call.count * call.element;
-    let memory = Memory::new(call, rank, ranks);
+    let part = Part::new(call, rank, ranks);
+    let bytes = call.count * part.element;
     // The short operations come first: for them, every test counts.
     if call.op == Op::Barrier {
         return window.barrier(context);
     }
-    if inline::fits(memory) {
-        return inline::run(window, context, memory);
+    if inline::fits(part) {
+        return inline::run(window, context, part);
     }
     // Bytes over all ranks up to which every rank reduces everything.
     let one_shot = match call.op {
@@ -85,29 +86,29 @@ unsafe fn run(window: &mut Window, context: &OpContext<'_>, call: &WindowCall<'_
     let mut parts = std::mem::take(&mut window.parts);
     let result = if bytes * ranks <= one_shot && matches!(call.op, Op::AllReduce | Op::Reduce) {
         let takes = call.op == Op::AllReduce || rank == call.root;
-        window.pipeline(context, memory.sources(), 0, &mut OneShot { memory, takes, parts: &mut parts })
+        window.pipeline(context, part.sources(), 0, &mut OneShot { part, takes, parts: &mut parts })
     } else {
-        run_in_segments(window, context, memory, &mut parts)
+        run_in_segments(window, context, part, &mut parts)
     };
     window.parts = parts;
     result
 }
 
 /// Runs an operation of any size, segment by segment.
-fn run_in_segments(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>, parts: &mut Vec<*const u8>) -> Result<()> {
-    let call = memory.call;
+fn run_in_segments(window: &mut Window, context: &OpContext<'_>, part: Part<'_>, parts: &mut Vec<*const u8>) -> Result<()> {
+    let call = part.call;
     match call.op {
-        Op::AllReduce => all_reduce(window, context, &mut TwoShot { memory, root: None, parts }),
+        Op::AllReduce => all_reduce(window, context, &mut TwoShot { part, root: None, parts }),
         Op::Reduce => {
-            let mut two_shot = TwoShot { memory, root: Some(call.root), parts };
+            let mut two_shot = TwoShot { part, root: Some(call.root), parts };
             window.pipeline(context, Sources::All, 0, &mut two_shot)
         }
-        Op::Broadcast => pull(window, context, memory, &mut Spread { memory, blocks: false }),
-        Op::Scatter => pull(window, context, memory, &mut Spread { memory, blocks: true }),
-        Op::Gather => window.pipeline(context, memory.sources(), 0, &mut Collect { memory, takes: memory.rank == call.root }),
-        Op::AllGather | Op::AllGatherV => pull(window, context, memory, &mut Collect { memory, takes: true }),
-        Op::ReduceScatter | Op::ReduceScatterV => pull(window, context, memory, &mut Exchange { memory, reduces: true, parts }),
-        Op::AllToAll => pull(window, context, memory, &mut Exchange { memory, reduces: false, parts }),
+        Op::Broadcast => pull(window, context, part, &mut Spread { part, blocks: false }),
+        Op::Scatter => pull(window, context, part, &mut Spread { part, blocks: true }),
+        Op::Gather => window.pipeline(context, part.sources(), 0, &mut Collect { part, takes: part.rank == call.root }),
+        Op::AllGather | Op::AllGatherV => pull(window, context, part, &mut Collect { part, takes: true }),
+        Op::ReduceScatter | Op::ReduceScatterV => pull(window, context, part, &mut Exchange { part, reduces: true, parts }),
+        Op::AllToAll => pull(window, context, part, &mut Exchange { part, reduces: false, parts }),
         op => unreachable!("{op} does not run in a window"),
     }
 }

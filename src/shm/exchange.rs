@@ -2,21 +2,21 @@
 
 use std::ops::Range;
 
-use super::call::Memory;
+use super::part::Part;
 use super::pipeline::Collective;
 use super::slots::Slots;
 
 /// Each rank stages a block for each peer, takes the blocks that are for it, and reduces them
 /// (reduce-scatter) or stores them side by side (all-to-all).
 pub(super) struct Exchange<'a> {
-    pub(super) memory: Memory<'a>,
+    pub(super) part: Part<'a>,
     pub(super) reduces: bool,
     pub(super) parts: &'a mut Vec<*const u8>,
 }
 
 impl Exchange<'_> {
     fn segment(&self, segment: usize, rank: usize) -> Range<usize> {
-        Memory::segment(self.memory.call.blocks.range(rank), self.memory.share(), segment)
+        Part::segment(self.part.call.blocks().range(rank), self.part.share(), segment)
     }
 }
 
@@ -24,50 +24,50 @@ impl Collective for Exchange<'_> {
     const COMBINES: bool = false;
 
     fn set_streams(&mut self, streams: bool) {
-        self.memory.streams = streams;
+        self.part.streams = streams;
     }
 
     fn segments(&self) -> usize {
-        self.memory.call.blocks.longest(self.memory.ranks).div_ceil(self.memory.share())
+        self.part.call.blocks().longest(self.part.ranks).div_ceil(self.part.share())
     }
 
     fn stage(&mut self, segment: usize, mine: *mut u8) {
-        let memory = self.memory;
-        let share = memory.share() * memory.call.element;
-        for rank in 0..memory.ranks {
+        let part = self.part;
+        let share = part.share() * part.element;
+        for rank in 0..part.ranks {
             let elements = self.segment(segment, rank);
-            let input = memory.input(&elements);
-            if rank != memory.rank {
+            let input = part.input(&elements);
+            if rank != part.rank {
                 // SAFETY: a segment fits its share of the slot, and the caller of `run` vouches for
                 // the input.
-                unsafe { memory.copy_in(input, mine.add(rank * share), elements.len()) };
+                unsafe { part.copy_in(input, mine.add(rank * share), elements.len()) };
             } else if !self.reduces {
                 // SAFETY: the caller of `run` vouches for both buffers.
-                unsafe { memory.copy(input, memory.output(&elements), elements.len()) };
+                unsafe { part.copy(input, part.output(&elements), elements.len()) };
             }
         }
     }
 
     fn take(&mut self, segment: usize, slots: &Slots<'_>) {
-        let memory = self.memory;
-        let share = memory.share() * memory.call.element;
-        let for_me = |rank: usize| slots.of(rank).wrapping_add(memory.rank * share).cast_const();
+        let part = self.part;
+        let share = part.share() * part.element;
+        let for_me = |rank: usize| slots.of(rank).wrapping_add(part.rank * share).cast_const();
         if self.reduces {
-            let elements = self.segment(segment, memory.rank);
-            let start = memory.call.blocks.range(memory.rank).start;
-            let own = memory.input(&elements);
+            let elements = self.segment(segment, part.rank);
+            let start = part.call.blocks().range(part.rank).start;
+            let own = part.input(&elements);
             self.parts.clear();
-            self.parts.extend((0..memory.ranks).map(|rank| if rank == memory.rank { own } else { for_me(rank) }));
-            let output = memory.output(&(elements.start - start..elements.end - start));
+            self.parts.extend((0..part.ranks).map(|rank| if rank == part.rank { own } else { for_me(rank) }));
+            let output = part.output(&(elements.start - start..elements.end - start));
             // SAFETY: every peer has staged these elements for this rank. The caller of `run`
             // vouches for both buffers.
-            unsafe { memory.fold(self.parts, output, elements.len()) };
+            unsafe { part.fold(self.parts, output, elements.len()) };
         } else {
-            for rank in (0..memory.ranks).filter(|&rank| rank != memory.rank) {
+            for rank in (0..part.ranks).filter(|&rank| rank != part.rank) {
                 let elements = self.segment(segment, rank);
                 // SAFETY: that rank has staged these elements for this one. The caller of `run`
                 // vouches for the output.
-                unsafe { memory.copy_out(for_me(rank), memory.output(&elements), elements.len()) };
+                unsafe { part.copy_out(for_me(rank), part.output(&elements), elements.len()) };
             }
         }
     }

@@ -9,15 +9,14 @@ use super::groups::{Groups, PhaseGroups};
 use super::hierarchy::GroupLines;
 use super::registered::Allocation;
 use super::window::Layout;
-use super::{Autotune, Window, WindowCall};
+use super::{Autotune, Window};
 use crate::buffer::{RawSlice, RawSliceMut};
+use crate::call::Call;
 use crate::config::{CopyMode, FlagLayout};
 use crate::failure::{CommInfo, OpContext};
 use crate::host_group;
 use crate::host_group::area::{AREA, Area, USABLE};
 use crate::host_group::stage::FIRST;
-use crate::reduce::Kernel;
-use crate::schedule::Blocks;
 use crate::sync::Ordering;
 use crate::sys::{Patience, Region};
 use crate::types::{DType, Descriptor, Member, Op, ReduceOp};
@@ -105,13 +104,8 @@ pub(crate) fn fuzz(bytes: &[u8]) {
         let [input, output] = &mut private;
         (RawSlice::of(input), RawSliceMut::of(output))
     };
-    let call = WindowCall {
-        count,
-        blocks: Blocks::Even(count),
-        root: usize::from(keeps >> 3 & 1),
-        kernel: Kernel::new(DType::U64, ReduceOp::Sum),
-        ..WindowCall::new(op, input, output, 8)
-    };
+    let (root, redop) = (usize::from(keeps >> 3 & 1), Some(ReduceOp::Sum));
+    let call = Call { count, root, redop, send: input, recv: output, ..Call::of(op, DType::U64) };
     // SAFETY: the buffers live until this returns, and the peer is not a thread.
     let outcome = unsafe { window.run(&context, &call) };
     if let Err(error) = &outcome {

@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
-use super::call::Memory;
 use super::flags::{WORDS, Words};
 use super::hierarchy::{self, Arrival};
+use super::part::Part;
 use super::wait::Sources;
 use super::window::{Layout, Window};
 use crate::error::Result;
@@ -15,45 +15,45 @@ use crate::types::Op;
 
 /// Whether what each rank gives its peers fits a flag line. The same on all ranks.
 #[inline]
-pub(super) fn fits(memory: Memory<'_>) -> bool {
-    most_given(memory) <= size_of::<Words>()
+pub(super) fn fits(part: Part<'_>) -> bool {
+    most_given(part) <= size_of::<Words>()
 }
 
 /// Returns the most bytes that a rank gives. The same on all ranks.
 #[inline]
-fn most_given(memory: Memory<'_>) -> usize {
-    let Memory { call, ranks, .. } = memory;
+fn most_given(part: Part<'_>) -> usize {
+    let Part { call, ranks, .. } = part;
     let elements = match call.op {
         Op::AllReduce | Op::Reduce | Op::Broadcast => call.count,
-        Op::AllGather | Op::AllGatherV | Op::Gather => call.blocks.longest(ranks),
-        _ => call.blocks.range(ranks - 1).end,
+        Op::AllGather | Op::AllGatherV | Op::Gather => call.blocks().longest(ranks),
+        _ => call.blocks().range(ranks - 1).end,
     };
-    elements * call.element
+    elements * part.element
 }
 
 /// Runs an operation that [`fits`]. A rank that takes nothing, such as the root of a broadcast,
 /// does not wait for this phase of its peers: it may be ahead of them by as many operations as it
 /// has slots.
-pub(super) fn run(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -> Result<()> {
-    let Memory { call, rank, .. } = memory;
+pub(super) fn run(window: &mut Window, context: &OpContext<'_>, part: Part<'_>) -> Result<()> {
+    let Part { call, rank, .. } = part;
     if call.op == Op::Broadcast {
-        return broadcast(window, context, memory);
+        return broadcast(window, context, part);
     }
-    let given = memory.given();
+    let given = part.given();
     let mut words: Words = [0; WORDS];
     // SAFETY: what `fits` has room in the words, and the caller of `Window::run` vouches for the
     // input.
     unsafe {
-        std::ptr::copy_nonoverlapping(memory.input(&given), words.as_mut_ptr().cast(), given.len() * call.element);
+        std::ptr::copy_nonoverlapping(part.input(&given), words.as_mut_ptr().cast(), given.len() * part.element);
     }
     let phase = window.phases.next();
     window.begin_phase(context, words)?;
     window.phases.publish();
-    let mut sources = memory.sources();
+    let mut sources = part.sources();
     if let (Sources::All, Layout::Groups(groups)) = (sources, &window.layout) {
-        let carried = most_given(memory).div_ceil(size_of::<u64>());
+        let carried = most_given(part).div_ceil(size_of::<u64>());
         if matches!(call.op, Op::AllReduce | Op::AllGather | Op::AllGatherV) && groups.carrying.carries(carried) {
-            return run_in_groups(window, context, memory, phase, carried);
+            return run_in_groups(window, context, part, phase, carried);
         }
         // Every rank reads the line of every other, so there is nothing that groups could spare.
         sources = Sources::Each;
@@ -61,22 +61,22 @@ pub(super) fn run(window: &mut Window, context: &OpContext<'_>, memory: Memory<'
     window.wait_for(context, sources, phase)?;
 
     let Window { inline, phases, .. } = window;
-    for input in memory.inputs() {
+    for input in part.inputs() {
         inline[input] = if input == rank { words } else { phases.line(input, phase).words() };
     }
-    take(window, memory);
+    take(window, part);
     Ok(())
 }
 
 /// A broadcast that [`fits`]. As the others, with fewer instructions.
-fn broadcast(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -> Result<()> {
-    let Memory { call, rank, .. } = memory;
-    let bytes = call.count * call.element;
+fn broadcast(window: &mut Window, context: &OpContext<'_>, part: Part<'_>) -> Result<()> {
+    let Part { call, rank, .. } = part;
+    let bytes = call.count * part.element;
     let mut words: Words = [0; WORDS];
     if rank == call.root {
         // SAFETY: what `fits` has room in the words, and the caller of `Window::run` vouches for
         // the input.
-        unsafe { std::ptr::copy_nonoverlapping(call.input.take(bytes).ptr, words.as_mut_ptr().cast(), bytes) };
+        unsafe { std::ptr::copy_nonoverlapping(call.send.take(bytes).ptr, words.as_mut_ptr().cast(), bytes) };
     }
     let phase = window.phases.next();
     window.begin_phase(context, words)?;
@@ -89,63 +89,63 @@ fn broadcast(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>) -
             sync::prefetch_to_read(window.phases.line(call.root, phase.wrapping_add(1)));
         }
         words = window.phases.line(call.root, phase).words();
-    } else if call.input.ptr == call.output.ptr.cast_const() {
+    } else if call.send.ptr == call.recv.ptr.cast_const() {
         return Ok(());
     }
     // SAFETY: the words hold what `fits`, and the caller of `Window::run` vouches for the output.
-    unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast(), memory.output(&(0..call.count)), bytes) };
+    unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast(), part.output(&(0..call.count)), bytes) };
     Ok(())
 }
 
 /// Runs an operation in which leaders give each other `carried` words of each rank. In an
 /// all-reduce only leaders reduce, in the order of ranks as every rank does without groups, and
 /// give their members the result.
-fn run_in_groups(window: &mut Window, context: &OpContext<'_>, memory: Memory<'_>, phase: u32, carried: usize) -> Result<()> {
-    let reduces = memory.call.op.reduces();
-    let (_, to) = memory.taken(memory.rank);
-    let bytes = to.len() * memory.call.element;
+fn run_in_groups(window: &mut Window, context: &OpContext<'_>, part: Part<'_>, phase: u32, carried: usize) -> Result<()> {
+    let reduces = part.call.op.reduces();
+    let (_, to) = part.taken(part.rank);
+    let bytes = to.len() * part.element;
     window.wait_for_all(context, phase, carried, |window, groups, arrival| {
         let mut result: Words = [0; WORDS];
         if reduces && arrival == Arrival::Released {
             result = hierarchy::result(&window.phases, groups, phase);
             // SAFETY: `fits` bounds `bytes` to the size of `Words`; the caller of `Window::run`
             // vouches for the output.
-            unsafe { std::ptr::copy_nonoverlapping(result.as_ptr().cast(), memory.output(&to), bytes) };
+            unsafe { std::ptr::copy_nonoverlapping(result.as_ptr().cast(), part.output(&to), bytes) };
             return;
         }
         if !reduces && arrival == Arrival::Leads {
             hierarchy::release(&window.phases, groups, phase, window.chain, carried, result);
         }
         hierarchy::collect(&window.phases, groups, phase, window.chain, carried, &mut window.inline);
-        take(window, memory);
+        take(window, part);
         if reduces && arrival == Arrival::Leads {
             // SAFETY: `take` has just written the output, which the caller of `Window::run` vouches
             // for; `bytes` fit `Words`.
-            unsafe { std::ptr::copy_nonoverlapping(memory.output(&to).cast_const(), result.as_mut_ptr().cast(), bytes) };
+            unsafe { std::ptr::copy_nonoverlapping(part.output(&to).cast_const(), result.as_mut_ptr().cast(), bytes) };
             hierarchy::release(&window.phases, groups, phase, window.chain, carried, result);
         }
     })
 }
 
 /// Reduces or copies what came inline to the output.
-fn take(window: &mut Window, memory: Memory<'_>) {
-    let Memory { call, rank, .. } = memory;
-    let inputs = memory.inputs();
+fn take(window: &mut Window, part: Part<'_>) {
+    let Part { call, rank, .. } = part;
+    let inputs = part.inputs();
     let Window { inline, parts, .. } = window;
     let given =
-        |input: usize, elements: &Range<usize>| inline[input].as_ptr().cast::<u8>().wrapping_add(elements.start * call.element);
+        |input: usize, elements: &Range<usize>| inline[input].as_ptr().cast::<u8>().wrapping_add(elements.start * part.element);
     if !call.op.reduces() {
         for input in inputs {
-            let (from, to) = memory.taken(input);
+            let (from, to) = part.taken(input);
             // SAFETY: the words of a rank hold what `fits`, and the caller of `Window::run` vouches
             // for the output.
-            unsafe { std::ptr::copy_nonoverlapping(given(input, &from), memory.output(&to), to.len() * call.element) };
+            unsafe { std::ptr::copy_nonoverlapping(given(input, &from), part.output(&to), to.len() * part.element) };
         }
     } else if !inputs.is_empty() {
-        let (from, to) = memory.taken(rank);
+        let (from, to) = part.taken(rank);
         parts.clear();
         parts.extend(inputs.map(|input| given(input, &from)));
         // SAFETY: as above.
-        unsafe { memory.fold(parts, memory.output(&to), to.len()) };
+        unsafe { part.fold(parts, part.output(&to), to.len()) };
     }
 }

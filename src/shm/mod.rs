@@ -11,7 +11,6 @@
 
 mod all_reduce;
 mod autotune;
-mod call;
 mod choreography;
 mod cma;
 mod collectives;
@@ -28,6 +27,7 @@ mod liveness;
 #[cfg(all(test, kolo_loom))]
 mod model;
 mod one_shot;
+mod part;
 mod pipeline;
 mod placement;
 mod pool;
@@ -45,7 +45,6 @@ mod two_shot;
 mod wait;
 mod window;
 
-pub(crate) use call::WindowCall;
 pub(crate) use pool::{Block, Pool};
 pub(crate) use slots::MOST_RANKS;
 pub(crate) use tuning::Autotune;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::call::Memory;
+use super::part::Part;
 use super::pipeline::Collective;
 use super::slots::{SLOT, Slots};
 use crate::reduce;
@@ -20,14 +20,14 @@ const PREFETCHED: usize = 8 << 10;
 
 /// Every rank stages its whole buffer, and reduces all of them if it takes the result.
 pub(super) struct OneShot<'a> {
-    pub(super) memory: Memory<'a>,
+    pub(super) part: Part<'a>,
     pub(super) takes: bool,
     pub(super) parts: &'a mut Vec<*const u8>,
 }
 
 impl OneShot<'_> {
     fn bytes(&self) -> usize {
-        self.memory.call.count * self.memory.call.element
+        self.part.call.count * self.part.element
     }
 }
 
@@ -39,8 +39,8 @@ impl Collective for OneShot<'_> {
     }
 
     fn stage(&mut self, _: usize, mine: *mut u8) {
-        let all = 0..self.memory.call.count;
-        let (input, bytes) = (self.memory.input(&all), self.bytes());
+        let all = 0..self.part.call.count;
+        let (input, bytes) = (self.part.input(&all), self.bytes());
         // SAFETY: a slot has room for what is reduced in one shot, and the caller of `run` vouches
         // for the input.
         unsafe { reduce::copy_up_to(PREFETCHED, input, mine, bytes) };
@@ -59,11 +59,11 @@ impl Collective for OneShot<'_> {
         if !self.takes {
             return;
         }
-        let all = 0..self.memory.call.count;
+        let all = 0..self.part.call.count;
         self.parts.clear();
-        self.parts.extend((0..self.memory.ranks).map(|rank| slots.of(rank).cast_const()));
+        self.parts.extend((0..self.part.ranks).map(|rank| slots.of(rank).cast_const()));
         // SAFETY: every rank has staged as many elements, and the caller of `run` vouches for the
         // output.
-        unsafe { self.memory.fold(self.parts, self.memory.output(&all), all.len()) };
+        unsafe { self.part.fold(self.parts, self.part.output(&all), all.len()) };
     }
 }

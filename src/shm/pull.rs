@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
-use super::call::Memory;
 use super::choreography::Choreography;
 use super::cma;
+use super::part::Part;
 use super::pipeline::Collective;
 use super::registered::Loan;
 use super::tuning::Traffic;
@@ -28,31 +28,31 @@ const PULLED: usize = 64 << 10;
 pub(super) fn pull<D: Collective>(
     window: &mut Window,
     context: &OpContext<'_>,
-    memory: Memory<'_>,
+    part: Part<'_>,
     direct: &mut D,
 ) -> Result<()> {
-    let sources = memory.sources();
-    if bytes(memory) < PULLED {
+    let sources = part.sources();
+    if bytes(part) < PULLED {
         return window.pipeline(context, sources, 0, direct);
     }
-    let Memory { call, rank, ranks, .. } = memory;
+    let Part { call, rank, ranks, .. } = part;
     let lenders = if has_root(call.op) { call.root..call.root + 1 } else { 0..ranks };
     let traffic = match call.op {
         Op::Broadcast | Op::Scatter => Traffic::Spread,
         op if op.reduces() => Traffic::Reduced,
         _ => Traffic::Copied,
     };
-    let lends = lenders.contains(&rank) && !memory.overwrites_what_peers_read();
+    let lends = lenders.contains(&rank) && !part.overwrites_what_peers_read();
     let mine = if lends {
-        window.lend_memory(context, call.input, None)
+        window.lend_memory(context, call.send, None)
     } else if call.op == Op::Broadcast {
-        window.lend_memory(context, call.output.as_const(), Some(call.output))
+        window.lend_memory(context, call.recv.as_const(), Some(call.recv))
     } else {
         None
     };
     let choreography = Choreography {
         traffic,
-        bytes: bytes(memory),
+        bytes: bytes(part),
         // The root looks where its peers want the broadcast.
         sources: if lends && mine.is_some() && call.op == Op::Broadcast { Sources::Each } else { sources },
         lenders: lenders.clone(),
@@ -65,8 +65,8 @@ pub(super) fn pull<D: Collective>(
         window,
         context,
         direct,
-        |window, _, phase| read(window, context, memory, lenders, phase, mine),
-        |window, _| cma::copy(window, context, memory),
+        |window, _, phase| read(window, context, part, lenders, phase, mine),
+        |window, _| cma::copy(window, context, part),
     )
 }
 
@@ -75,52 +75,52 @@ fn has_root(op: Op) -> bool {
 }
 
 /// The bytes of all blocks, or of the buffer if it has no blocks.
-fn bytes(memory: Memory<'_>) -> usize {
-    let Memory { call, ranks, .. } = memory;
-    let elements = if call.op == Op::Broadcast { call.count } else { call.blocks.range(ranks - 1).end };
-    elements * call.element
+fn bytes(part: Part<'_>) -> usize {
+    let Part { call, ranks, .. } = part;
+    let elements = if call.op == Op::Broadcast { call.count } else { call.blocks().range(ranks - 1).end };
+    elements * part.element
 }
 
 /// The first elements of a broadcast, which the root writes to the ranks whose outputs are
 /// registered while they read the others. So all ranks copy the same number of bytes.
-fn given(memory: Memory<'_>) -> Range<usize> {
-    chunk(memory.call.count, memory.ranks, 0)
+fn given(part: Part<'_>) -> Range<usize> {
+    chunk(part.call.count, part.ranks, 0)
 }
 
 /// What this rank takes of a peer's input, and where its output has it, in elements. `mine` is what
 /// this rank has lent.
-fn taken(memory: Memory<'_>, peer: usize, mine: Option<Loan>) -> (Range<usize>, Range<usize>) {
-    if memory.call.op == Op::Broadcast && memory.rank != memory.call.root && mine.is_some() {
-        let rest = given(memory).end..memory.call.count;
+fn taken(part: Part<'_>, peer: usize, mine: Option<Loan>) -> (Range<usize>, Range<usize>) {
+    if part.call.op == Op::Broadcast && part.rank != part.call.root && mine.is_some() {
+        let rest = given(part).end..part.call.count;
         return (rest.clone(), rest);
     }
-    memory.taken(peer)
+    part.taken(peer)
 }
 
 /// Reads from the inputs of the ranks that lend theirs.
 fn read(
     window: &mut Window,
     context: &OpContext<'_>,
-    memory: Memory<'_>,
+    part: Part<'_>,
     lenders: Range<usize>,
     phase: u32,
     mine: Option<Loan>,
 ) -> Result<()> {
-    let Memory { call, rank, .. } = memory;
+    let Part { call, rank, .. } = part;
     let mut inputs = Vec::with_capacity(lenders.len());
     for peer in lenders.clone() {
-        let (from, _) = taken(memory, peer, mine);
+        let (from, _) = taken(part, peer, mine);
         let input = if peer == rank {
-            Some(memory.input(&from))
+            Some(part.input(&from))
         } else {
             let loan = window.loan_of(peer, phase, mine);
-            let lent = loan.and_then(|loan| window.lent_input(peer, loan, from.end, call.element));
-            lent.map(|lent| lent.wrapping_add(from.start * call.element))
+            let lent = loan.and_then(|loan| window.lent_input(peer, loan, from.end, part.element));
+            lent.map(|lent| lent.wrapping_add(from.start * part.element))
         };
         inputs.push(input.ok_or_else(|| window.no_such_buffer(context, peer))?);
     }
 
-    let outputs = outputs(window, context, memory, phase)?;
+    let outputs = outputs(window, context, part, phase)?;
 
     #[cfg(test)]
     {
@@ -128,26 +128,26 @@ fn read(
     }
     let borrowed = window.borrow_memory(context)?;
     if call.op.reduces() {
-        let (_, to) = taken(memory, rank, mine);
+        let (_, to) = taken(part, rank, mine);
         // SAFETY: every input is this rank's, or lies in registered memory that was resolved for
         // these elements and that its rank lends until the next phase. In place, the output is this
         // rank's own block, which no peer reads. The caller of `run` vouches for the output.
-        unsafe { memory.fold(&inputs, memory.output(&to), to.len()) };
+        unsafe { part.fold(&inputs, part.output(&to), to.len()) };
     } else {
         // Each rank begins at its own number, so that not all read from the same rank.
         for step in 0..inputs.len() {
             let peer = (rank + step) % inputs.len();
-            let (_, to) = taken(memory, lenders.start + peer, mine);
+            let (_, to) = taken(part, lenders.start + peer, mine);
             // SAFETY: as above. In place, peers read only this rank's own block of the output,
             // which is not copied.
-            unsafe { memory.copy_out(inputs[peer], memory.output(&to), to.len()) };
+            unsafe { part.copy_out(inputs[peer], part.output(&to), to.len()) };
         }
     }
-    let given = given(memory);
+    let given = given(part);
     for output in outputs {
         // SAFETY: the address lies in registered memory that was resolved for the whole buffer. Its
         // rank does not touch these elements until the next phase.
-        unsafe { memory.copy(memory.input(&given), output, given.len()) };
+        unsafe { part.copy(part.input(&given), output, given.len()) };
     }
     drop(borrowed);
     // No rank returns before all have read.
@@ -157,15 +157,15 @@ fn read(
 }
 
 /// Where the root of a broadcast writes to its peers. Empty on other ranks, and in other operations.
-fn outputs(window: &Window, context: &OpContext<'_>, memory: Memory<'_>, phase: u32) -> Result<Vec<*mut u8>> {
-    let Memory { call, rank, .. } = memory;
+fn outputs(window: &Window, context: &OpContext<'_>, part: Part<'_>, phase: u32) -> Result<Vec<*mut u8>> {
+    let Part { call, rank, .. } = part;
     let mut outputs = Vec::new();
     if call.op != Op::Broadcast || rank != call.root {
         return Ok(outputs);
     }
     for peer in window.peers() {
         let Some(loan) = window.loan_of(peer, phase, None) else { continue };
-        let lent = window.lent_output(peer, loan, call.count, call.element);
+        let lent = window.lent_output(peer, loan, call.count, part.element);
         outputs.push(lent.ok_or_else(|| window.no_such_buffer(context, peer))?);
     }
     Ok(outputs)

@@ -3,14 +3,14 @@
 
 use std::ops::Range;
 
-use super::call::Memory;
+use super::part::Part;
 use super::pipeline::Collective;
 use super::slots::Slots;
 use crate::types::Op;
 
 /// The root stages its whole buffer for all (broadcast), or a block for each rank (scatter).
 pub(super) struct Spread<'a> {
-    pub(super) memory: Memory<'a>,
+    pub(super) part: Part<'a>,
     pub(super) blocks: bool,
 }
 
@@ -19,10 +19,10 @@ impl Spread<'_> {
     /// and where they are in the root's buffer.
     fn segment(&self, segment: usize, rank: usize) -> (usize, Range<usize>) {
         if self.blocks {
-            let share = self.memory.share();
-            (rank * share, Memory::segment(self.memory.call.blocks.range(rank), share, segment))
+            let share = self.part.share();
+            (rank * share, Part::segment(self.part.call.blocks().range(rank), share, segment))
         } else {
-            (0, Memory::segment(0..self.memory.call.count, self.memory.slot(), segment))
+            (0, Part::segment(0..self.part.call.count, self.part.slot(), segment))
         }
     }
 }
@@ -31,72 +31,72 @@ impl Collective for Spread<'_> {
     const COMBINES: bool = false;
 
     fn set_streams(&mut self, streams: bool) {
-        self.memory.streams = streams;
+        self.part.streams = streams;
     }
 
     fn stages(&self) -> bool {
-        self.memory.rank == self.memory.call.root
+        self.part.rank == self.part.call.root
     }
 
     fn segments(&self) -> usize {
         if self.blocks {
-            self.memory.call.blocks.longest(self.memory.ranks).div_ceil(self.memory.share())
+            self.part.call.blocks().longest(self.part.ranks).div_ceil(self.part.share())
         } else {
-            self.memory.call.count.div_ceil(self.memory.slot())
+            self.part.call.count.div_ceil(self.part.slot())
         }
     }
 
     fn stage(&mut self, segment: usize, mine: *mut u8) {
-        let memory = self.memory;
+        let part = self.part;
         if !self.stages() {
             return;
         }
-        for rank in 0..if self.blocks { memory.ranks } else { 1 } {
+        for rank in 0..if self.blocks { part.ranks } else { 1 } {
             let (at, elements) = self.segment(segment, rank);
-            let input = memory.input(&elements);
-            if self.blocks && rank == memory.rank {
-                let start = elements.start - memory.call.blocks.range(rank).start;
-                let output = memory.output(&(start..start + elements.len()));
+            let input = part.input(&elements);
+            if self.blocks && rank == part.rank {
+                let start = elements.start - part.call.blocks().range(rank).start;
+                let output = part.output(&(start..start + elements.len()));
                 // SAFETY: the caller of `run` vouches for both buffers.
-                unsafe { memory.copy(input, output, elements.len()) };
+                unsafe { part.copy(input, output, elements.len()) };
             } else {
                 // SAFETY: a segment fits its share of the slot, and the caller of `run` vouches for
                 // the input.
-                unsafe { memory.copy_in(input, mine.add(at * memory.call.element), elements.len()) };
+                unsafe { part.copy_in(input, mine.add(at * part.element), elements.len()) };
             }
         }
         if !self.blocks {
-            let (_, elements) = self.segment(segment, memory.rank);
+            let (_, elements) = self.segment(segment, part.rank);
             // SAFETY: the caller of `run` vouches for both buffers.
-            unsafe { memory.copy(memory.input(&elements), memory.output(&elements), elements.len()) };
+            unsafe { part.copy(part.input(&elements), part.output(&elements), elements.len()) };
         }
     }
 
     fn take(&mut self, segment: usize, slots: &Slots<'_>) {
-        let memory = self.memory;
-        if memory.rank == memory.call.root {
+        let part = self.part;
+        if part.rank == part.call.root {
             return;
         }
-        let (at, elements) = self.segment(segment, memory.rank);
-        let start = if self.blocks { memory.call.blocks.range(memory.rank).start } else { 0 };
-        let output = memory.output(&(elements.start - start..elements.end - start));
+        let (at, elements) = self.segment(segment, part.rank);
+        let start = if self.blocks { part.call.blocks().range(part.rank).start } else { 0 };
+        let output = part.output(&(elements.start - start..elements.end - start));
         // SAFETY: the root has staged these elements there. The caller of `run` vouches for the
         // output.
-        unsafe { memory.copy_out(slots.of(memory.call.root).add(at * memory.call.element), output, elements.len()) };
+        unsafe { part.copy_out(slots.of(part.call.root).add(at * part.element), output, elements.len()) };
     }
 }
 
 /// Every rank stages its block. The root (gather) or all ranks (all-gather) take the blocks of
 /// their peers.
 pub(super) struct Collect<'a> {
-    pub(super) memory: Memory<'a>,
+    pub(super) part: Part<'a>,
     pub(super) takes: bool,
 }
 
 impl Collect<'_> {
     /// A rank's elements of a segment, in the output.
     fn segment(&self, segment: usize, rank: usize) -> Range<usize> {
-        Memory::segment(self.memory.call.blocks.range(rank), self.memory.slot(), segment)
+        Part::segment(self.part.call.blocks().range(rank), self.part.slot(), segment)
     }
 }
 
@@ -104,29 +104,29 @@ impl Collective for Collect<'_> {
     const COMBINES: bool = false;
 
     fn set_streams(&mut self, streams: bool) {
-        self.memory.streams = streams;
+        self.part.streams = streams;
     }
 
     fn stages(&self) -> bool {
-        self.memory.call.op != Op::Gather || !self.takes
+        self.part.call.op != Op::Gather || !self.takes
     }
 
     fn segments(&self) -> usize {
-        self.memory.call.blocks.longest(self.memory.ranks).div_ceil(self.memory.slot())
+        self.part.call.blocks().longest(self.part.ranks).div_ceil(self.part.slot())
     }
 
     fn stage(&mut self, segment: usize, mine: *mut u8) {
-        let memory = self.memory;
-        let elements = self.segment(segment, memory.rank);
-        let start = memory.call.blocks.range(memory.rank).start;
-        let input = memory.input(&(elements.start - start..elements.end - start));
+        let part = self.part;
+        let elements = self.segment(segment, part.rank);
+        let start = part.call.blocks().range(part.rank).start;
+        let input = part.input(&(elements.start - start..elements.end - start));
         if self.takes {
             // SAFETY: the caller of `run` vouches for both buffers.
-            unsafe { memory.copy(input, memory.output(&elements), elements.len()) };
+            unsafe { part.copy(input, part.output(&elements), elements.len()) };
         }
         if self.stages() {
             // SAFETY: a segment fits a slot, and the caller of `run` vouches for the input.
-            unsafe { memory.copy_in(input, mine, elements.len()) };
+            unsafe { part.copy_in(input, mine, elements.len()) };
         }
     }
 
@@ -134,11 +134,11 @@ impl Collective for Collect<'_> {
         if !self.takes {
             return;
         }
-        for rank in (0..self.memory.ranks).filter(|&rank| rank != self.memory.rank) {
+        for rank in (0..self.part.ranks).filter(|&rank| rank != self.part.rank) {
             let elements = self.segment(segment, rank);
             // SAFETY: that rank has staged these elements. The caller of `run` vouches for the
             // output.
-            unsafe { self.memory.copy_out(slots.of(rank), self.memory.output(&elements), elements.len()) };
+            unsafe { self.part.copy_out(slots.of(rank), self.part.output(&elements), elements.len()) };
         }
     }
 }

@@ -12,15 +12,14 @@ use super::registered::Allocation;
 use super::slots::SLOT;
 use super::tuning::Traffic;
 use super::window::Layout;
-use super::{Autotune, Window, WindowCall};
+use super::{Autotune, Window};
 use crate::buffer::{RawSlice, RawSliceMut};
+use crate::call::{Call, Counts};
 use crate::config::{CopyMode, FlagLayout};
 use crate::error::{Cause, Error, Result};
 use crate::failure::{CommInfo, OpContext};
 use crate::host_group;
 use crate::host_group::area::{AREA, Area};
-use crate::reduce::Kernel;
-use crate::schedule::Blocks;
 use crate::sys::{Domains, PageSize, Patience, Processors, Region, every_case};
 use crate::types::{DType, Descriptor, Member, Op, ReduceOp, mix};
 
@@ -113,17 +112,8 @@ impl RankWindow {
             ..Descriptor::nothing()
         };
         let context = OpContext::new(descriptor, &self.info);
-        let call = WindowCall {
-            op,
-            input,
-            output,
-            element: 8,
-            count,
-            blocks: offsets.map_or(Blocks::Even(count), Blocks::Listed),
-            root,
-            kernel: Kernel::new(DType::U64, ReduceOp::Sum),
-            finish: None,
-        };
+        let (redop, recv_counts) = (Some(ReduceOp::Sum), offsets.map(Counts::at));
+        let call = Call { count, root, redop, recv_counts, send: input, recv: output, ..Call::of(op, DType::U64) };
         // SAFETY: the test lends both buffers until this returns.
         unsafe { self.window.run(&context, &call) }
     }
@@ -606,8 +596,8 @@ mod in_groups {
                         };
                         let context = OpContext::new(descriptor, &rank_window.info);
                         let chunk = RawSliceMut::of(&mut memory).take(8 * count);
-                        let kernel = Kernel::new(DType::F64, ReduceOp::Sum);
-                        let call = WindowCall { count, kernel, ..WindowCall::new(Op::AllReduce, chunk.as_const(), chunk, 8) };
+                        let (redop, send) = (Some(ReduceOp::Sum), chunk.as_const());
+                        let call = Call { count, redop, send, recv: chunk, ..Call::of(Op::AllReduce, DType::F64) };
                         // SAFETY: the test lends the buffer until this returns.
                         unsafe { rank_window.window.run(&context, &call).unwrap() };
                     }

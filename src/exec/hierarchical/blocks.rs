@@ -9,10 +9,10 @@ use crate::buffer::{RawSlice, RawSliceMut};
 use crate::call::Call;
 use crate::error::Result;
 use crate::exec::core::Core;
-use crate::exec::messages::{Messages, kernel};
+use crate::exec::messages::Messages;
 use crate::failure::OpContext;
 use crate::schedule::{Algorithm, Blocks};
-use crate::shm::{Window, WindowCall};
+use crate::shm::Window;
 use crate::types::{Op, Rank};
 
 /// The ranks by host, and the blocks of all ranks in the order in which the columns carry them: by column,
@@ -172,8 +172,7 @@ impl Core {
                     let at = of_columns[columns.place] + of_hosts[columns.place][columns.host];
                     copy(call.send, &(0..call.send.len / element), packed, at, element);
                 } else if let Some(window) = &mut self.window {
-                    let gather = WindowCall::new(Op::AllGatherV, call.send, own_host, element);
-                    window.run(context, &WindowCall { blocks: Blocks::Listed(&of_host), ..gather })?;
+                    window.run(context, &call.part(Op::AllGatherV, call.send, own_host).divided_at(&of_host))?;
                     for column in 0..columns.columns {
                         let mut at = of_columns[column] + of_hosts[column][columns.host];
                         for place in (column..of_host.len() - 1).step_by(columns.columns) {
@@ -192,8 +191,8 @@ impl Core {
                 if let Some(window) = &mut self.window {
                     let places = by_place(&of_columns, window);
                     let own = places[columns.place]..places[columns.place + 1];
-                    let gather = WindowCall::new(Op::AllGatherV, part(packed, own, element).as_const(), packed, element);
-                    window.run(context, &WindowCall { blocks: Blocks::Listed(&places), ..gather })?;
+                    let gather = call.part(Op::AllGatherV, part(packed, own, element).as_const(), packed);
+                    window.run(context, &gather.divided_at(&places))?;
                 }
                 for Moved { packed: from, ranked: to } in columns.moved(blocks) {
                     copy(packed.as_const(), &from, call.recv, to.start, element);
@@ -237,8 +236,8 @@ impl Core {
                 if let Some(window) = &mut self.window {
                     let places = by_place(&of_columns, window);
                     let own = part(packed, places[columns.place]..places[columns.place + 1], element);
-                    let scatter = WindowCall::new(Op::ReduceScatterV, packed.as_const(), own, element);
-                    window.run(context, &WindowCall { blocks: Blocks::Listed(&places), kernel: kernel(call), ..scatter })?;
+                    let scatter = call.unfinished_part(Op::ReduceScatterV, packed.as_const(), own);
+                    window.run(context, &scatter.divided_at(&places))?;
                 }
                 if columns.place < columns.columns {
                     let hosts = &of_hosts[columns.place];
@@ -254,8 +253,7 @@ impl Core {
                 {
                     let places = by_place(&results, window);
                     let own = part(reduced, places[columns.place]..places[columns.place + 1], element).as_const();
-                    let gather = WindowCall::new(Op::AllGatherV, own, reduced, element);
-                    window.run(context, &WindowCall { blocks: Blocks::Listed(&places), ..gather })?;
+                    window.run(context, &call.part(Op::AllGatherV, own, reduced).divided_at(&places))?;
                     let column = columns.place % columns.columns;
                     let own = context.info.rank;
                     let before = columns.users(columns.host, column).take_while(|&rank| rank != own);
@@ -297,8 +295,8 @@ impl Core {
                 }
                 if let Some(window) = &mut self.window {
                     // What comes is by the sender's place, then by the receiver's host.
-                    let exchange = WindowCall::new(Op::AllToAll, one.as_const(), other, element);
-                    window.run(context, &WindowCall { blocks: Blocks::Even(hosts * count), ..exchange })?;
+                    let exchange = call.part(Op::AllToAll, one.as_const(), other);
+                    window.run(context, &Call { count: hosts * count, ..exchange })?;
                     for (place, host) in (0..places).flat_map(|place| (0..hosts).map(move |host| (place, host))) {
                         let from = (place * hosts + host) * count;
                         copy(other.as_const(), &(from..from + count), one, (host * places + place) * count, element);
@@ -337,8 +335,8 @@ impl Core {
             (|| {
                 match &mut self.window {
                     Some(window) => {
-                        let gather = WindowCall::new(Op::Gather, call.send, gathered, element);
-                        window.run(context, &WindowCall { blocks: Blocks::Even(count), root: leader, ..gather })?;
+                        let gather = call.part(Op::Gather, call.send, gathered);
+                        window.run(context, &Call { count, root: leader, ..gather })?;
                     }
                     None => copy(call.send, &(0..count), gathered, 0, element),
                 }
@@ -390,8 +388,8 @@ impl Core {
                 }
                 match &mut self.window {
                     Some(window) => {
-                        let scatter = WindowCall::new(Op::Scatter, of_host.as_const(), call.recv, element);
-                        window.run(context, &WindowCall { blocks: Blocks::Even(count), root: leader, ..scatter })
+                        let scatter = call.part(Op::Scatter, of_host.as_const(), call.recv);
+                        window.run(context, &Call { count, root: leader, ..scatter })
                     }
                     None => {
                         copy(of_host.as_const(), &(0..count), call.recv, 0, element);
@@ -459,7 +457,7 @@ impl Core {
         let between = self.for_blocks(op, between, of_hosts, call.dtype.size());
         let blocks = Blocks::Listed(of_hosts);
         let (sends, recvs) = (blocks, blocks);
-        let messages = Messages::in_place(op, between, RawSliceMut::EMPTY, call.dtype.size(), kernel(call));
+        let messages = Messages::in_place(op, between, RawSliceMut::EMPTY, call.dtype.size(), call.kernel());
         // SAFETY: passed on.
         unsafe {
             let compression = self.compression(call);

@@ -3,14 +3,14 @@
 
 mod blocks;
 
-use crate::buffer::{RawSlice, RawSliceMut};
+use crate::buffer::RawSliceMut;
 use crate::call::Call;
 use crate::error::Result;
 use crate::exec::core::Core;
-use crate::exec::messages::{Messages, kernel};
+use crate::exec::messages::Messages;
 use crate::failure::OpContext;
-use crate::schedule::{Algorithm, Blocks, chunk};
-use crate::shm::{Window, WindowCall};
+use crate::schedule::{Algorithm, chunk};
+use crate::shm::Window;
 use crate::types::{Op, Rank};
 
 impl Core {
@@ -52,9 +52,8 @@ impl Core {
         let offset = |rank| if rank < columns { chunk(call.count, columns, rank).start } else { call.count };
         let offsets: Vec<usize> = (0..=neighbours).map(offset).collect();
         let own = call.recv.skip(offsets[place] * element).take((offsets[place + 1] - offsets[place]) * element);
-        let blocks = Blocks::Listed(&offsets);
-        let kernel = kernel(call);
-        let local = |op, input, output| WindowCall { blocks, kernel, ..WindowCall::new(op, input, output, element) };
+        let kernel = call.kernel();
+        let local = |op, send, recv| call.unfinished_part(op, send, recv).divided_at(&offsets);
         // SAFETY: passed on; `own` is this rank's part of the receive buffer, and the calls are in
         // place or apart.
         unsafe {
@@ -95,14 +94,14 @@ impl Core {
         } else {
             RawSliceMut::EMPTY
         };
-        let kernel = kernel(call);
+        let kernel = call.kernel();
         let leader = self.leader_of_this_host(&leaders);
         // SAFETY: passed on; partial results are this rank's own.
         let result = unsafe {
             let reduced = match &mut self.window {
                 Some(window) => {
-                    let local = WindowCall::new(Op::Reduce, call.send, output, element);
-                    window.run(context, &WindowCall { count: call.count, root: leader, kernel, ..local })
+                    let local = call.unfinished_part(Op::Reduce, call.send, output);
+                    window.run(context, &Call { count: call.count, root: leader, ..local })
                 }
                 None => {
                     if call.send.ptr != output.ptr {
@@ -143,8 +142,8 @@ impl Core {
                 self.run_schedule(context.clone(), Messages { ranks: Some(&leaders), root, ..messages })?;
             }
             let Some(window) = &mut self.window else { return Ok(()) };
-            let local = WindowCall::new(Op::Broadcast, call.recv.as_const(), call.recv, element);
-            window.run(context, &WindowCall { count: call.count, root: leader, ..local })
+            let local = call.part(Op::Broadcast, call.recv.as_const(), call.recv);
+            window.run(context, &Call { count: call.count, root: leader, ..local })
         }
     }
 
@@ -156,7 +155,7 @@ impl Core {
     /// As for [`Core::run_hierarchical`].
     unsafe fn barrier_hierarchical(&mut self, context: &OpContext<'_>, between: Algorithm) -> Result<()> {
         let (leaders, _) = self.leaders(0);
-        let local = WindowCall::new(Op::Barrier, RawSlice::EMPTY, RawSliceMut::EMPTY, 1);
+        let local = Call::new::<u8>(Op::Barrier);
         // SAFETY: no buffer is touched.
         unsafe {
             if let Some(window) = &mut self.window {
