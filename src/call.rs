@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::buffer::{RawSlice, RawSliceMut, Source, StreamId};
 use crate::error::{ArgumentError, Error, Result};
 use crate::reduce::Kernel;
-use crate::schedule::Blocks;
+use crate::schedule::{Blocks, Problem, Racks};
 use crate::types::{DType, Descriptor, Element, Op, Rank, ReduceOp, shape_of};
 
 /// More than any process can address: a larger count is a mistake, and is refused before it causes
@@ -140,6 +140,21 @@ impl Call {
             described: None,
             on_device: None,
         }
+    }
+
+    /// A call on a buffer that is not made of blocks.
+    pub(crate) fn in_place(op: Op, dtype: DType, memory: RawSliceMut) -> Call {
+        Call { count: memory.len / dtype.size(), send: memory.as_const(), recv: memory, ..Call::of(op, dtype) }
+    }
+
+    /// What a schedule of `world` ranks has to solve, from the view of `rank`. The call counts its
+    /// root and its blocks as the schedule does its ranks.
+    pub(crate) fn problem(&self, rank: Rank, world: usize) -> Problem<'_> {
+        let Call { op, root, count, .. } = *self;
+        let even = Blocks::Even(count);
+        let sends = self.send_counts.as_ref().map_or(even, Counts::blocks);
+        let recvs = self.recv_counts.as_ref().map_or(even, Counts::blocks);
+        Problem { op, rank, world, root, count, sends, recvs, segment: 1, racks: Racks::ONE }
     }
 
     /// A call that some ranks run as a part of this one, on the same kind of elements.

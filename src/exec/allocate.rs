@@ -26,8 +26,7 @@ impl Core {
         // One word more, so that the list is not empty before the first allocation.
         dropped.push(0);
         let memory = RawSliceMut::of(&mut dropped);
-        let (send, count) = (memory.as_const(), memory.len / size_of::<u64>());
-        let call = Call { redop, count, send, recv: memory, ..Call::of(Op::AllReduce, DType::U64) };
+        let call = Call { redop, ..Call::in_place(Op::AllReduce, DType::U64, memory) };
         let entry = self.recording.history.begin(&descriptor.encode(), 0, 0);
         // SAFETY: `dropped` is borrowed for the call.
         let agreed = unsafe { window.run(&OpContext::new(descriptor, info), &call) };

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::core::Core;
-use super::messages::Messages;
 use crate::buffer::RawSliceMut;
 use crate::call::Call;
 use crate::config::SharedSettings;
@@ -12,7 +11,6 @@ use crate::error::Result;
 use crate::failure::{CommInfo, OpContext, agree_on_report};
 use crate::host_group::area::Area;
 use crate::network::fabric::Fabric;
-use crate::reduce::Kernel;
 use crate::rendezvous::peer_failed;
 use crate::schedule::Algorithm;
 use crate::shm::{self, Autotune, Window};
@@ -109,11 +107,10 @@ impl Core {
             // This rank cannot see the windows of other hosts.
             let mut all_have = [u8::from(has_window)];
             let memory = RawSliceMut::of(&mut all_have);
-            let kernel = Kernel::new(DType::U8, ReduceOp::Min);
-            let messages = Messages::in_place(Op::AllReduce, Algorithm::RecursiveDoubling, memory, 1, kernel);
+            let call = Call { redop: Some(ReduceOp::Min), ..Call::in_place(Op::AllReduce, DType::U8, memory) };
             let descriptor = Descriptor { op: Op::Connect, count: 1, ..Descriptor::nothing() };
             // SAFETY: `all_have` is borrowed for the call.
-            unsafe { self.run_schedule(OpContext::new(descriptor, info), messages)? };
+            unsafe { self.run_in_order_of_ranks(OpContext::new(descriptor, info), &call, Algorithm::RecursiveDoubling, None)? };
             has_window = all_have[0] != 0;
         }
         if !has_window {

@@ -6,60 +6,17 @@ use std::sync::Arc;
 
 use super::compression::Compression;
 use super::core::Core;
-use crate::buffer::{RawSlice, RawSliceMut};
-use crate::call::{Call, Counts};
+use crate::buffer::RawSliceMut;
+use crate::call::Call;
 use crate::engine::{InFlight, Job, Now, Paused};
 use crate::error::{Error, Result};
 use crate::failure::{CommInfo, OpContext};
-use crate::reduce::{Kernel, normalise_bools};
+use crate::reduce::normalise_bools;
 use crate::schedule::select::segment_bytes;
 use crate::schedule::{Algorithm, Blocks, Problem, Racks, Step, compressed, segment_of_compressed, steps};
 use crate::sys::Waiting;
 use crate::trace;
 use crate::types::{DType, Descriptor, Op, Rank};
-
-/// A collective over messages, of all ranks or of some.
-pub(super) struct Messages<'a> {
-    pub(super) op: Op,
-    pub(super) algorithm: Algorithm,
-    /// The ranks that take part, in the order of the schedule; all if `None`.
-    pub(super) ranks: Option<&'a [Rank]>,
-    /// The root's index among them.
-    pub(super) root: Rank,
-    /// Elements of the whole buffer, where it is not made of blocks.
-    pub(super) count: usize,
-    pub(super) sends: Blocks<'a>,
-    pub(super) recvs: Blocks<'a>,
-    pub(super) input: RawSlice,
-    pub(super) output: RawSliceMut,
-    /// Bytes of an element.
-    pub(super) element: usize,
-    pub(super) kernel: Option<Kernel>,
-    /// How the messages are compressed, if they are: then by direct exchange.
-    pub(super) compression: Option<Compression>,
-}
-
-impl Messages<'_> {
-    /// All ranks, in place in a buffer that is not made of blocks. The root is the first.
-    pub(super) fn in_place(op: Op, algorithm: Algorithm, memory: RawSliceMut, element: usize, kernel: Option<Kernel>) -> Self {
-        let (count, none) = (memory.len / element, Blocks::Even(0));
-        let (input, output) = (memory.as_const(), memory);
-        Messages {
-            op,
-            algorithm,
-            ranks: None,
-            root: 0,
-            count,
-            sends: none,
-            recvs: none,
-            input,
-            output,
-            element,
-            kernel,
-            compression: None,
-        }
-    }
-}
 
 /// A send or a receive.
 pub(crate) struct Message {
@@ -109,39 +66,59 @@ impl Core {
     /// # Safety
     ///
     /// The call was checked. Its buffers are valid until this returns, and nothing else uses them.
-    pub(super) unsafe fn run_by_messages<'c>(
-        &mut self,
-        context: OpContext<'c>,
-        call: &'c Call,
-        algorithm: Algorithm,
-    ) -> Result<()> {
-        let blocks = |counts: &'c Option<Counts>| counts.as_ref().map_or(Blocks::Even(call.count), Counts::blocks);
-        let (sends, recvs) = (blocks(&call.send_counts), blocks(&call.recv_counts));
-        let order = self.order_of(call.op, algorithm);
-        // The blocks in the order of the schedule.
-        let placed = |blocks: Blocks<'_>| -> Vec<Range<usize>> {
-            let order = order.as_deref().filter(|_| moves_blocks(call.op));
-            order.map_or_else(Vec::new, |order| order.iter().map(|&rank| blocks.range(rank)).collect())
+    pub(super) unsafe fn run_by_messages(&mut self, context: OpContext<'_>, call: &Call, algorithm: Algorithm) -> Result<()> {
+        let compression = self.compression(call);
+        let Some(order) = self.order_of(call.op, algorithm) else {
+            // SAFETY: passed on.
+            return unsafe { self.run_in_order_of_ranks(context, call, algorithm, compression) };
         };
-        let (placed_sends, placed_recvs) = (placed(sends), placed(recvs));
-        let in_order = |blocks, placed| if order.is_some() && moves_blocks(call.op) { Blocks::Placed(placed) } else { blocks };
-        let index = |order: &[Rank]| order.iter().position(|&rank| rank == call.root);
-        let messages = Messages {
-            op: call.op,
-            algorithm,
-            ranks: order.as_deref(),
-            root: order.as_deref().and_then(index).unwrap_or(call.root),
-            count: call.count,
-            sends: in_order(sends, &placed_sends),
-            recvs: in_order(recvs, &placed_recvs),
-            input: call.send,
-            output: call.recv,
-            element: call.dtype.size(),
-            kernel: call.kernel(),
-            compression: self.compression(call),
-        };
+        let problem = call.problem(self.fabric.rank(), self.layout.ranks);
+        // The root and the blocks in the order of the schedule.
+        let placed = |blocks: Blocks<'_>| order.iter().map(|&rank| blocks.range(rank)).collect::<Vec<Range<usize>>>();
+        let is_moved = moves_blocks(call.op);
+        let (sends, recvs) = if is_moved { (placed(problem.sends), placed(problem.recvs)) } else { Default::default() };
+        let in_order = |blocks, placed| if is_moved { Blocks::Placed(placed) } else { blocks };
+        let place = |of: Rank| order.iter().position(|&rank| rank == of).expect("every rank is in the order");
+        let (sends, recvs) = (in_order(problem.sends, &sends), in_order(problem.recvs, &recvs));
+        let problem = Problem { rank: place(problem.rank), root: place(problem.root), sends, recvs, ..problem };
         // SAFETY: passed on.
-        unsafe { self.run_schedule(context, messages) }
+        unsafe { self.run_schedule(context, call, problem, Some(&order), algorithm, compression) }
+    }
+
+    /// As [`Core::run_by_messages`], on whichever hosts the ranks are.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::run_by_messages`].
+    pub(super) unsafe fn run_in_order_of_ranks(
+        &mut self,
+        context: OpContext<'_>,
+        call: &Call,
+        algorithm: Algorithm,
+        compression: Option<Compression>,
+    ) -> Result<()> {
+        let problem = call.problem(self.fabric.rank(), self.layout.ranks);
+        // SAFETY: passed on.
+        unsafe { self.run_schedule(context, call, problem, None, algorithm, compression) }
+    }
+
+    /// Runs a collective of some ranks by messages. The call counts ranks among them.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Core::run_by_messages`].
+    pub(super) unsafe fn run_among(
+        &mut self,
+        context: OpContext<'_>,
+        call: &Call,
+        ranks: &[Rank],
+        algorithm: Algorithm,
+        compression: Option<Compression>,
+    ) -> Result<()> {
+        let own = self.fabric.rank();
+        let rank = ranks.iter().position(|&rank| rank == own).expect("this rank is one of them");
+        // SAFETY: passed on.
+        unsafe { self.run_schedule(context, call, call.problem(rank, ranks.len()), Some(ranks), algorithm, compression) }
     }
 
     /// The ranks in the order in which a schedule of all ranks visits them, if that is another one than
@@ -155,32 +132,40 @@ impl Core {
         self.order.clone().filter(|_| follows_hosts)
     }
 
-    /// Hands the engine a schedule.
+    /// Hands the engine a schedule. `ranks` are those of the problem, in its order; all if `None`.
     ///
     /// # Safety
     ///
-    /// The buffers are valid until this returns, and nothing else uses them.
-    pub(super) unsafe fn run_schedule<'c>(&mut self, context: OpContext<'c>, messages: Messages<'c>) -> Result<()> {
-        let Messages { op, algorithm, ranks, root, count, sends, recvs, input, output, element, kernel, compression } = messages;
-        let (all, own) = (self.layout.ranks, self.fabric.rank());
-        let rank = ranks.map_or(own, |ranks| ranks.iter().position(|&rank| rank == own).expect("this rank is one of them"));
-        let world = ranks.map_or(all, <[Rank]>::len);
+    /// As for [`Core::run_by_messages`].
+    unsafe fn run_schedule<'c>(
+        &mut self,
+        context: OpContext<'c>,
+        call: &'c Call,
+        problem: Problem<'c>,
+        ranks: Option<&'c [Rank]>,
+        algorithm: Algorithm,
+        compression: Option<Compression>,
+    ) -> Result<()> {
+        let Problem { rank, world, .. } = problem;
         if world == 1 {
             return Ok(());
         }
-        let segment = (segment_bytes(algorithm) / element).max(1);
+        let element = call.dtype.size();
         let starts = self.racks.clone();
         // Schedules between hosts have one rank of each.
         let racks = if algorithm == Algorithm::TwoLevel { Racks::Listed(&starts) } else { Racks::ONE };
-        let problem = Problem { op, rank, world, root, count, sends, recvs, segment, racks };
         let (steps, kernel): (Box<dyn Iterator<Item = Step>>, _) = match compression {
             Some(Compression { kernel, .. }) => {
                 (Box::new(compressed(Problem { segment: segment_of_compressed(world), ..problem })), Some(kernel))
             }
-            None => (steps(algorithm, problem), kernel),
+            None => {
+                let segment = (segment_bytes(algorithm) / element).max(1);
+                (steps(algorithm, Problem { segment, racks, ..problem }), call.kernel())
+            }
         };
         let narrowed = compression.map(|compression| compression.dtype);
-        let job = Job { context, steps, ranks, rank, world, input, output, element, kernel, narrowed, parts: all, source: None };
+        let (input, output, parts) = (call.send, call.recv, self.layout.ranks);
+        let job = Job { context, steps, ranks, rank, world, input, output, element, kernel, narrowed, parts, source: None };
         // SAFETY: passed on.
         unsafe { self.engine()?.run(job) }
     }

@@ -3,6 +3,7 @@
 
 use super::choreography::Choreography;
 use super::cma;
+use super::part::Part;
 use super::registered::Loan;
 use super::tuning::Traffic;
 use super::two_shot::TwoShot;

@@ -202,8 +202,7 @@ const DTYPE: DType = DType::F32;
 
 /// An all-reduce in place.
 fn all_reduce(buffer: RawSliceMut) -> Call {
-    let count = buffer.len / DTYPE.size();
-    Call { redop: Some(ReduceOp::Sum), count, send: buffer.as_const(), recv: buffer, ..Call::of(Op::AllReduce, DTYPE) }
+    Call { redop: Some(ReduceOp::Sum), ..Call::in_place(Op::AllReduce, DTYPE, buffer) }
 }
 
 /// All-reduces a private buffer in one phase or in two.

@@ -9,8 +9,8 @@ pub(crate) mod cache;
 use std::time::{Duration, Instant};
 
 use super::core::Core;
-use super::messages::Messages;
 use crate::buffer::RawSliceMut;
+use crate::call::Call;
 use crate::error::Result;
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::Kernel;
@@ -98,10 +98,9 @@ impl Core {
         } else if info.rank == pair[1] {
             self.answer(&mut probe)?;
         }
-        let messages =
-            Messages::in_place(Op::Broadcast, Algorithm::Binomial, RawSliceMut::of(&mut costs), size_of::<u64>(), None);
+        let call = Call { root: pair[0], ..Call::in_place(Op::Broadcast, DType::U64, RawSliceMut::of(&mut costs)) };
         // SAFETY: `costs` is borrowed for the call.
-        unsafe { self.run_schedule(context, Messages { root: pair[0], ..messages })? };
+        unsafe { self.run_in_order_of_ranks(context, &call, Algorithm::Binomial, None)? };
         let [latency, overhead, per_byte, reduce] = costs.map(f64::from_bits);
         Ok((LinkCost { latency, overhead, per_byte }, reduce))
     }
@@ -220,9 +219,9 @@ impl Core {
     ///
     /// `memory` is valid until this returns, and nothing else uses it.
     unsafe fn pass_memory(&mut self, probe: &Probe<'_>, from: usize, memory: RawSliceMut) -> Result<()> {
-        let messages = Messages::in_place(Op::Broadcast, Algorithm::Binomial, memory, 1, None);
+        let call = Call { root: from, ..Call::in_place(Op::Broadcast, DType::U8, memory) };
         // SAFETY: passed on.
-        unsafe { self.run_schedule(probe.context.clone(), Messages { ranks: Some(&probe.pair), root: from, ..messages }) }
+        unsafe { self.run_among(probe.context.clone(), &call, &probe.pair, Algorithm::Binomial, None) }
     }
 }
 

@@ -9,7 +9,6 @@ use crate::buffer::{RawSlice, RawSliceMut};
 use crate::call::Call;
 use crate::error::Result;
 use crate::exec::core::Core;
-use crate::exec::messages::Messages;
 use crate::failure::OpContext;
 use crate::schedule::{Algorithm, Blocks};
 use crate::shm::Window;
@@ -343,10 +342,9 @@ impl Core {
                 if !is_leader {
                     return Ok(());
                 }
-                let messages = Messages::in_place(Op::Gather, self.of_uneven(between), RawSliceMut::EMPTY, element, None);
-                let (recvs, input, output) = (Blocks::Listed(&ends), gathered.as_const(), packed);
-                let messages = Messages { ranks: Some(&leaders), root, count, recvs, input, output, ..messages };
-                self.run_schedule(context.clone(), messages)?;
+                let of_leaders = call.part(Op::Gather, gathered.as_const(), packed).divided_at(&ends);
+                let of_leaders = Call { root, count, ..of_leaders };
+                self.run_among(context.clone(), &of_leaders, &leaders, self.of_uneven(between), None)?;
                 if all > 0 {
                     for (index, rank) in columns.hosts.iter().flatten().enumerate() {
                         copy(packed.as_const(), &(index * count..(index + 1) * count), call.recv, rank * count, element);
@@ -381,10 +379,8 @@ impl Core {
                         }
                     }
                     let input = if is_direct { call.send } else { packed.as_const() };
-                    let messages = Messages::in_place(Op::Scatter, self.of_uneven(between), RawSliceMut::EMPTY, element, None);
-                    let sends = Blocks::Listed(&ends);
-                    let messages = Messages { ranks: Some(&leaders), root, count, sends, input, output: of_host, ..messages };
-                    self.run_schedule(context.clone(), messages)?;
+                    let of_leaders = Call { root, count, ..call.part(Op::Scatter, input, of_host).divided_at(&ends) };
+                    self.run_among(context.clone(), &of_leaders, &leaders, self.of_uneven(between), None)?;
                 }
                 match &mut self.window {
                     Some(window) => {
@@ -443,7 +439,7 @@ impl Core {
     ///
     /// # Safety
     ///
-    /// As for [`Core::run_schedule`].
+    /// As for [`Core::run_among`].
     unsafe fn run_on_column(
         &mut self,
         context: &OpContext<'_>,
@@ -455,15 +451,10 @@ impl Core {
     ) -> Result<()> {
         let ranks = columns.ranks(columns.place);
         let between = self.for_blocks(op, between, of_hosts, call.dtype.size());
-        let blocks = Blocks::Listed(of_hosts);
-        let (sends, recvs) = (blocks, blocks);
-        let messages = Messages::in_place(op, between, RawSliceMut::EMPTY, call.dtype.size(), call.kernel());
+        let of_column = call.part(op, input, output).divided_at(of_hosts);
+        let compression = self.compression(call);
         // SAFETY: passed on.
-        unsafe {
-            let compression = self.compression(call);
-            let messages = Messages { ranks: Some(&ranks), sends, recvs, input, output, compression, ..messages };
-            self.run_schedule(context.clone(), messages)
-        }
+        unsafe { self.run_among(context.clone(), &of_column, &ranks, between, compression) }
     }
 }
 

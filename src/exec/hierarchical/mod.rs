@@ -7,7 +7,6 @@ use crate::buffer::RawSliceMut;
 use crate::call::Call;
 use crate::error::Result;
 use crate::exec::core::Core;
-use crate::exec::messages::Messages;
 use crate::failure::OpContext;
 use crate::schedule::{Algorithm, chunk};
 use crate::shm::Window;
@@ -52,7 +51,6 @@ impl Core {
         let offset = |rank| if rank < columns { chunk(call.count, columns, rank).start } else { call.count };
         let offsets: Vec<usize> = (0..=neighbours).map(offset).collect();
         let own = call.recv.skip(offsets[place] * element).take((offsets[place + 1] - offsets[place]) * element);
-        let kernel = call.kernel();
         let local = |op, send, recv| call.unfinished_part(op, send, recv).divided_at(&offsets);
         // SAFETY: passed on; `own` is this rank's part of the receive buffer, and the calls are in
         // place or apart.
@@ -64,9 +62,9 @@ impl Core {
             }
             if place < columns && own.len > 0 {
                 let column = self.column(place);
-                let messages = Messages::in_place(Op::AllReduce, between, own, element, kernel);
+                let between_hosts = Call { count: own.len / element, ..call.part(Op::AllReduce, own.as_const(), own) };
                 let compression = self.compression(call);
-                self.run_schedule(context.clone(), Messages { ranks: Some(&column), compression, ..messages })?;
+                self.run_among(context.clone(), &between_hosts, &column, between, compression)?;
             }
             match &mut self.window {
                 Some(window) => window.run(context, &local(Op::AllGatherV, own.as_const(), call.recv)),
@@ -82,7 +80,6 @@ impl Core {
     ///
     /// As for [`Core::run_hierarchical`].
     unsafe fn reduce_hierarchical(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
-        let element = call.dtype.size();
         let (leaders, root) = self.leaders(call.root);
         let is_leader = leaders.contains(&context.info.rank);
         let mut partial = std::mem::take(&mut self.partial);
@@ -94,7 +91,6 @@ impl Core {
         } else {
             RawSliceMut::EMPTY
         };
-        let kernel = call.kernel();
         let leader = self.leader_of_this_host(&leaders);
         // SAFETY: passed on; partial results are this rank's own.
         let result = unsafe {
@@ -114,9 +110,9 @@ impl Core {
                 if !is_leader {
                     return Ok(());
                 }
-                let messages = Messages::in_place(Op::Reduce, between, output, element, kernel);
+                let of_leaders = Call { count: call.count, root, ..call.part(Op::Reduce, output.as_const(), output) };
                 let compression = self.compression(call);
-                self.run_schedule(context.clone(), Messages { ranks: Some(&leaders), root, compression, ..messages })
+                self.run_among(context.clone(), &of_leaders, &leaders, between, compression)
             })
         };
         self.partial = partial;
@@ -129,7 +125,6 @@ impl Core {
     ///
     /// As for [`Core::run_hierarchical`].
     unsafe fn broadcast_hierarchical(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
-        let element = call.dtype.size();
         let (leaders, root) = self.leaders(call.root);
         let leader = self.leader_of_this_host(&leaders);
         // SAFETY: passed on.
@@ -138,8 +133,8 @@ impl Core {
                 std::ptr::copy_nonoverlapping(call.send.ptr, call.recv.ptr, call.send.len);
             }
             if leaders.contains(&context.info.rank) {
-                let messages = Messages::in_place(Op::Broadcast, between, call.recv, element, None);
-                self.run_schedule(context.clone(), Messages { ranks: Some(&leaders), root, ..messages })?;
+                let of_leaders = Call { count: call.count, root, ..call.part(Op::Broadcast, call.recv.as_const(), call.recv) };
+                self.run_among(context.clone(), &of_leaders, &leaders, between, None)?;
             }
             let Some(window) = &mut self.window else { return Ok(()) };
             let local = call.part(Op::Broadcast, call.recv.as_const(), call.recv);
@@ -162,8 +157,7 @@ impl Core {
                 window.run(context, &local)?;
             }
             if leaders.contains(&context.info.rank) {
-                let messages = Messages::in_place(Op::Barrier, between, RawSliceMut::EMPTY, 1, None);
-                self.run_schedule(context.clone(), Messages { ranks: Some(&leaders), ..messages })?;
+                self.run_among(context.clone(), &local, &leaders, between, None)?;
             }
             match &mut self.window {
                 Some(window) => window.run(context, &local),
