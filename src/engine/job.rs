@@ -1,8 +1,9 @@
 //! A job for the engine, and how far it has come.
 
+use std::borrow::Cow;
 use std::time::Instant;
 
-use crate::buffer::{RawSlice, RawSliceMut, Source};
+use crate::call::Call;
 use crate::error::Cause;
 use crate::failure::OpContext;
 use crate::reduce::Kernel;
@@ -12,6 +13,8 @@ use crate::types::{DType, Rank};
 /// One rank's part of an operation.
 pub(crate) struct Job<'a> {
     pub(crate) context: OpContext<'a>,
+    /// Sends and receives may own theirs: the next may come while they are in flight.
+    pub(crate) call: Cow<'a, Call>,
     /// The steps of the schedule. Its ranks are indices into `ranks`.
     pub(crate) steps: Box<dyn Iterator<Item = Step> + 'a>,
     /// The ranks that take part, in the order of the schedule; all if `None`.
@@ -20,18 +23,10 @@ pub(crate) struct Job<'a> {
     pub(crate) rank: Rank,
     /// The number of ranks in the schedule.
     pub(crate) world: usize,
-    pub(crate) input: RawSlice,
-    pub(crate) output: RawSliceMut,
-    /// Bytes of an element.
-    pub(crate) element: usize,
     pub(crate) kernel: Option<Kernel>,
     /// The type of 16 bits of the elements in scratch and in messages, if the buffers are f32 and the
     /// steps convert. The kernel is that of this type.
     pub(crate) narrowed: Option<DType>,
-    /// How many ranks' parts a finished reduction holds.
-    pub(crate) parts: usize,
-    /// For a job that receives one message from any rank: where to store the sender.
-    pub(crate) source: Option<Source>,
 }
 
 impl Job<'_> {
@@ -40,8 +35,14 @@ impl Job<'_> {
     pub(super) fn element_of(&self, place: BufferRef) -> usize {
         match self.narrowed {
             Some(narrowed) if place == BufferRef::Scratch => narrowed.size(),
-            _ => self.element,
+            _ => self.call.dtype.size(),
         }
+    }
+
+    /// Returns how many ranks' parts a finished reduction holds: those of all ranks of the communicator.
+    #[inline]
+    pub(super) fn parts(&self) -> usize {
+        self.context.info.members.len()
     }
 
     /// Returns the communicator's rank of a rank in the schedule.
@@ -116,7 +117,7 @@ impl<'a> Active<'a> {
     /// Whether the job waits for a message of any rank.
     #[inline]
     pub(super) fn awaits_any(&self) -> bool {
-        self.job.source.is_some() && self.sender.is_none()
+        self.job.call.source.is_some() && self.sender.is_none()
     }
 
     /// Returns the communicator's rank from which a step receives.

@@ -63,7 +63,7 @@ impl Engine {
             active.has_header = true;
             if is_message {
                 self.received[peer] += 1;
-                if let Some(source) = active.job.source {
+                if let Some(source) = active.job.call.source {
                     // SAFETY: the caller lent this memory together with the message's.
                     unsafe { source.put(peer) };
                 }
@@ -284,7 +284,7 @@ fn reduce(
     let dst = target.dst;
     let arrived = link.peek(dst.len - done)?;
     let count = arrived.len.min(room).min(SLICE);
-    let count = count - count % job.element;
+    let count = count - count % job.call.dtype.size();
     let mut parts = [own.skip(done).ptr, arrived.ptr];
     if target.is_after {
         parts.swap(0, 1);
@@ -292,7 +292,7 @@ fn reduce(
     let kernel = job.kernel.expect("a job that reduces has a kernel");
     // SAFETY: the link shows `count` aligned bytes, and `own` and `dst` lie in the job's buffers or
     // in scratch. The destination is this rank's part, or overlaps neither.
-    unsafe { kernel.fold(&parts, dst.skip(done).ptr, count / job.element, finish.then_some(job.parts)) };
+    unsafe { kernel.fold(&parts, dst.skip(done).ptr, count / job.call.dtype.size(), finish.then_some(job.parts())) };
     link.consume(count);
     Ok(count)
 }

@@ -43,7 +43,7 @@ impl Engine {
     ///
     /// # Safety
     ///
-    /// `job.input` is readable and `job.output` writable until this returns, and both are aligned
+    /// What the job's call sends is readable and what it receives writable until this returns, and both are aligned
     /// to the element. Nothing else writes either or reads the output. They do not overlap, or are
     /// in place as [`crate::schedule`] allows.
     pub(crate) unsafe fn run(&mut self, job: Job<'_>) -> Result<()> {
@@ -392,7 +392,7 @@ impl Engine {
         let kernel = job.kernel.expect("a job that reduces has a kernel");
         // SAFETY: all parts and the destination lie in the job's buffers or in scratch, with `len`
         // elements each. The destination is this rank's part, or overlaps none.
-        unsafe { kernel.fold(&addresses, dst.ptr, len, Some(job.parts)) };
+        unsafe { kernel.fold(&addresses, dst.ptr, len, Some(job.parts())) };
         self.parts = addresses;
         true
     }

@@ -205,8 +205,8 @@ impl Engine {
         let element = job.element_of(span.place);
         let (at, len) = (span.at * element, span.len * element);
         let whole = match span.place {
-            BufferRef::Input => job.input,
-            BufferRef::Output => job.output.as_const(),
+            BufferRef::Input => job.call.send,
+            BufferRef::Output => job.call.recv.as_const(),
             BufferRef::Scratch => self.scratch.memory().as_const(),
         };
         assert!(at + len <= whole.len, "a step reaches beyond its buffer");

@@ -1,5 +1,6 @@
 //! Tests of an engine whose peer does not do its part.
 
+use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use parking_lot::Mutex;
 use super::frame::{Frame, HEADER, Kind};
 use super::{Engine, Job};
 use crate::buffer::{RawSlice, RawSliceMut, Source};
+use crate::call::Call;
 use crate::error::{Cause, Error, Result};
 use crate::failure::{CommInfo, OpContext};
 use crate::schedule::{Algorithm, Blocks, Problem, Racks, steps};
@@ -61,59 +63,28 @@ fn job<'a>(
     info: &'a CommInfo,
     message: Descriptor,
     op: Op,
-    input: RawSlice,
-    output: RawSliceMut,
+    send: RawSlice,
+    recv: RawSliceMut,
     source: Option<Source>,
 ) -> Job<'a> {
-    let (rank, none) = (info.rank, Blocks::Even(0));
-    let count = message.count as usize;
-    let problem = Problem { op, rank, world: 2, root: 1 - rank, count, sends: none, recvs: none, segment: 1, racks: Racks::ONE };
-    Job {
-        context: OpContext::new(message, info),
-        steps: steps(Algorithm::Direct, problem),
-        ranks: None,
-        rank,
-        world: 2,
-        input,
-        output,
-        element: 1,
-        kernel: None,
-        narrowed: None,
-        parts: 1,
-        source,
-    }
+    let call = Call { count: message.count as usize, root: 1 - info.rank, send, recv, source, ..Call::of(op, DType::U8) };
+    job_of(OpContext::new(message, info), call, 2)
+}
+
+/// Returns the job of a message, of one of `world` ranks.
+fn job_of(context: OpContext<'_>, call: Call, world: usize) -> Job<'_> {
+    let (rank, none) = (context.info.rank, Blocks::Even(0));
+    let Call { op, root, count, .. } = call;
+    let problem = Problem { op, rank, world, root, count, sends: none, recvs: none, segment: 1, racks: Racks::ONE };
+    let steps = steps(Algorithm::Direct, problem);
+    Job { context, call: Cow::Owned(call), steps, ranks: None, rank, world, kernel: None, narrowed: None }
 }
 
 /// Rank 0 receives four bytes from rank 1.
 fn receive(engine: &mut Engine, timeout: Duration) -> Result<[u8; 4]> {
     let info = info(0, timeout);
     let mut got = [9; 4];
-    let blocks = Blocks::Even(0);
-    let problem = Problem {
-        op: Op::Recv,
-        rank: 0,
-        world: 2,
-        root: 1,
-        count: 4,
-        sends: blocks,
-        recvs: blocks,
-        segment: 1,
-        racks: Racks::ONE,
-    };
-    let job = Job {
-        context: OpContext::new(descriptor(4), &info),
-        steps: steps(Algorithm::Direct, problem),
-        ranks: None,
-        rank: 0,
-        world: 2,
-        input: RawSlice::EMPTY,
-        output: RawSliceMut::of(&mut got),
-        element: 1,
-        kernel: None,
-        narrowed: None,
-        parts: 1,
-        source: None,
-    };
+    let job = job(&info, descriptor(4), Op::Recv, RawSlice::EMPTY, RawSliceMut::of(&mut got), None);
     // SAFETY: `got` is borrowed for the call.
     let result = unsafe { engine.run(job) };
     if result.is_err() {
@@ -205,32 +176,7 @@ fn after_a_message_that_was_cut_off_nothing_follows() {
     let info = info(0, SOON);
     // More than the link holds, to a peer that receives nothing.
     let payload = vec![7u8; 4 << 20];
-    let blocks = Blocks::Even(0);
-    let problem = Problem {
-        op: Op::Send,
-        rank: 0,
-        world: 2,
-        root: 1,
-        count: payload.len(),
-        sends: blocks,
-        recvs: blocks,
-        segment: 1,
-        racks: Racks::ONE,
-    };
-    let job = Job {
-        context: OpContext::new(descriptor(payload.len() as u64), &info),
-        steps: steps(Algorithm::Direct, problem),
-        ranks: None,
-        rank: 0,
-        world: 2,
-        input: RawSlice::of(&payload),
-        output: RawSliceMut::EMPTY,
-        element: 1,
-        kernel: None,
-        narrowed: None,
-        parts: 1,
-        source: None,
-    };
+    let job = sends(&info, 1, &payload);
     // SAFETY: `payload` is borrowed for the call.
     match unsafe { engine.run(job) } {
         Err(Error::Peer { rank: 1, cause: Cause::Silent { .. }, .. }) => {}
@@ -503,12 +449,13 @@ fn engine_of_three() -> (Engine, impl Fn(Rank) -> MemoryOpener) {
 /// Returns the job of rank 0 of three that receives 16 bytes from `peer`, or from any rank if it is
 /// given where to store the sender.
 fn receives_from<'a>(info: &'a CommInfo, peer: Rank, into: &mut [u8; 16], from: Option<&mut Rank>) -> Job<'a> {
-    let none = Blocks::Even(0);
-    let count = into.len();
-    let problem =
-        Problem { op: Op::Recv, rank: 0, world: 3, root: peer, count, sends: none, recvs: none, segment: 1, racks: Racks::ONE };
-    let source = from.map(|from| Source::Rank(from));
-    Job { steps: steps(Algorithm::Direct, problem), world: 3, ..receives(info, into, source) }
+    let message = Descriptor { seq: 0, ..descriptor(into.len() as u64) };
+    let call = Call {
+        root: peer,
+        source: from.map(|from| Source::Rank(from)),
+        ..Call::in_place(Op::Recv, DType::U8, RawSliceMut::of(into))
+    };
+    job_of(OpContext::new(message, info), call, 3)
 }
 
 /// A sleeping engine is woken by what moves after it has tried a link. So it must not sleep when a

@@ -1,5 +1,6 @@
 //! Operations by messages: the engine executes a schedule over links.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,8 +20,8 @@ use crate::trace;
 use crate::types::{DType, Descriptor, Op, Rank};
 
 /// A send or a receive.
-pub(crate) struct Message {
-    pub(crate) call: Call,
+pub(crate) struct Message<'a> {
+    pub(crate) call: Cow<'a, Call>,
     /// How far it has come on another thread.
     pub(crate) interrupted: Option<Interrupted>,
 }
@@ -150,7 +151,6 @@ impl Core {
         if world == 1 {
             return Ok(());
         }
-        let element = call.dtype.size();
         let starts = self.racks.clone();
         // Schedules between hosts have one rank of each.
         let racks = if algorithm == Algorithm::TwoLevel { Racks::Listed(&starts) } else { Racks::ONE };
@@ -159,13 +159,12 @@ impl Core {
                 (Box::new(compressed(Problem { segment: segment_of_compressed(world), ..problem })), Some(kernel))
             }
             None => {
-                let segment = (segment_bytes(algorithm) / element).max(1);
+                let segment = (segment_bytes(algorithm) / call.dtype.size()).max(1);
                 (steps(algorithm, Problem { segment, racks, ..problem }), call.kernel())
             }
         };
         let narrowed = compression.map(|compression| compression.dtype);
-        let (input, output, parts) = (call.send, call.recv, self.layout.ranks);
-        let job = Job { context, steps, ranks, rank, world, input, output, element, kernel, narrowed, parts, source: None };
+        let job = Job { context, call: Cow::Borrowed(call), steps, ranks, rank, world, kernel, narrowed };
         // SAFETY: passed on.
         unsafe { self.engine()?.run(job) }
     }
@@ -179,10 +178,10 @@ impl Core {
     /// # Safety
     ///
     /// Each call was checked. Its buffers are valid until it has ended, and nothing else uses them.
-    pub(crate) unsafe fn run_point_to_point(
+    pub(crate) unsafe fn run_point_to_point<'a>(
         &mut self,
-        info: &CommInfo,
-        mut next: impl FnMut() -> Option<Message>,
+        info: &'a CommInfo,
+        mut next: impl FnMut() -> Option<Message<'a>>,
         mut finished: impl FnMut(u64),
         is_wanted: impl Fn() -> bool,
     ) -> Result<Vec<Interrupted>> {
@@ -193,13 +192,13 @@ impl Core {
         let in_flight: RefCell<InFlight<Recorded>> = RefCell::default();
         let next = || {
             let Message { call, interrupted } = next()?;
-            let Call { op, root, send, recv, source, dtype, timeout, .. } = call;
+            let Call { op, root, send, recv, source, dtype, timeout, .. } = *call;
             let (rank, world) = (fabric.rank(), layout.ranks);
             if let Some(Interrupted { progress, recorded }) = interrupted {
                 in_flight.borrow_mut().push(recorded);
                 // Its progress has its number.
                 let context = OpContext::new(call.descriptor(0), info).called(op).within(timeout);
-                return Some((job(&call, context, rank, world), Some(progress)));
+                return Some((job(call, context, rank, world), Some(progress)));
             }
             // A receive gets its number when its message arrives.
             sent[root] += u64::from(op == Op::Send);
@@ -209,7 +208,7 @@ impl Core {
             let with_peer = Descriptor { op, root: peer, ..context.descriptor };
             let entry = recording.history.begin(&with_peer.encode(), (send.len + recv.len) as u64, 0);
             in_flight.borrow_mut().push(Recorded { entry, bools: (dtype == DType::Bool && op == Op::Recv).then_some(recv) });
-            Some((job(&call, context, rank, world), None))
+            Some((job(call, context, rank, world), None))
         };
         let ended = |key: u64| {
             in_flight.borrow_mut().remove(key).into_iter().for_each(|recorded| recorded.end(&recording.history, true));
@@ -285,24 +284,12 @@ fn moves_blocks(op: Op) -> bool {
 }
 
 /// The job of one send or receive.
-fn job<'c>(call: &Call, context: OpContext<'c>, rank: Rank, world: usize) -> Job<'c> {
-    let Call { op, root, count, send, recv, source, dtype, .. } = *call;
+fn job<'a>(call: Cow<'a, Call>, context: OpContext<'a>, rank: Rank, world: usize) -> Job<'a> {
+    let Call { op, root, count, .. } = *call;
     let none = Blocks::Even(0);
     let problem = Problem { op, rank, world, root, count, sends: none, recvs: none, segment: 1, racks: Racks::ONE };
-    Job {
-        context,
-        steps: steps(Algorithm::Direct, problem),
-        ranks: None,
-        rank,
-        world,
-        input: send,
-        output: recv,
-        element: dtype.size(),
-        kernel: None,
-        narrowed: None,
-        parts: 1,
-        source,
-    }
+    let steps = steps(Algorithm::Direct, problem);
+    Job { context, call, steps, ranks: None, rank, world, kernel: None, narrowed: None }
 }
 
 /// Makes every byte of received bools 0 or 1.

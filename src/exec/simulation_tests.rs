@@ -4,6 +4,7 @@
 //!
 //! `KOLO_TEST_SEEDS=10000` runs that many seeds, `KOLO_TEST_SEED=7` runs seed 7.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
@@ -13,11 +14,11 @@ use mio::{Registry, Token};
 use parking_lot::Mutex;
 
 use crate::buffer::{RawSlice, RawSliceMut};
+use crate::call::Call;
 use crate::engine::{Engine, Job, Stepped};
 use crate::error::{Cause, Error};
 use crate::failure::{CommInfo, OpContext};
 use crate::failure::{CommStatus, ControlChannel, Query, QueryError, Reply, StatusBoard, agree_on_report};
-use crate::reduce::Kernel;
 use crate::schedule::{Algorithm, Blocks, Problem, Racks, steps};
 use crate::sys::{Patience, Waker};
 use crate::trace::{RankOfJob, Recorder};
@@ -248,22 +249,20 @@ impl Plan {
             return Operation { info, status, engine, call, stepped: None };
         }
         _ = status.recording.history.begin(&call.encode(), 0, 0);
-        let (none, memory) = (Blocks::Even(0), RawSliceMut::of(buf));
-        let (op, world, root, count) = (Op::AllReduce, self.ranks, 0, self.count);
-        let problem = Problem { op, rank, world, root, count, sends: none, recvs: none, segment: 1000, racks: Racks::ONE };
+        let world = self.ranks;
+        let (none, op) = (Blocks::Even(0), Op::AllReduce);
+        let problem =
+            Problem { op, rank, world, root: 0, count: self.count, sends: none, recvs: none, segment: 1000, racks: Racks::ONE };
+        let of_buf = Call { redop: call.redop, ..Call::in_place(op, DType::U64, RawSliceMut::of(buf)) };
         let job = Job {
             context: OpContext::new(*call, info),
+            kernel: of_buf.kernel(),
+            call: Cow::Owned(of_buf),
             steps: steps(self.algorithm, problem),
             ranks: None,
             rank,
             world,
-            input: memory.as_const(),
-            output: memory,
-            element: 8,
-            kernel: Kernel::new(DType::U64, call.redop.unwrap()),
             narrowed: None,
-            parts: world,
-            source: None,
         };
         // SAFETY: the buffers live as long as the run, and nothing else touches them.
         let stepped = unsafe { engine.begin_stepped([job]) };

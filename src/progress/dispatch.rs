@@ -1,5 +1,6 @@
 //! From a submitted call to the path on which it runs, and to the end of its communicator if it fails.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 
 use smallvec::SmallVec;
@@ -66,7 +67,7 @@ impl CommState {
         let next = || {
             let index = indices.next()?;
             ended.borrow_mut().push(false);
-            Some(Message { call: calls[index].clone(), interrupted: None })
+            Some(Message { call: Cow::Borrowed(&calls[index]), interrupted: None })
         };
         let finished = |key: u64| ended.borrow_mut()[key as usize] = true;
         let run = |core: &mut Core| {

@@ -1,6 +1,7 @@
 //! What runs the operations of the queue: the progress thread, or a thread that waits for one of
 //! them.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -189,7 +190,7 @@ impl Runner {
                     continue;
                 }
             }
-            return Some(Message { call, interrupted });
+            return Some(Message { call: Cow::Owned(call), interrupted });
         };
         let finished = |key: u64| {
             let Some((task, staged)) = in_flight.borrow_mut().remove(key) else { return };
