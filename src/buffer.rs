@@ -32,6 +32,11 @@ unsafe impl Sync for RawSliceMut {}
 impl RawSlice {
     pub(crate) const EMPTY: RawSlice = RawSlice { ptr: std::ptr::NonNull::dangling().as_ptr(), len: 0 };
 
+    /// Returns memory whose length a call tells by its counts.
+    pub(crate) const fn at(ptr: *const u8) -> RawSlice {
+        RawSlice { ptr, len: 0 }
+    }
+
     pub(crate) fn of<T>(slice: &[T]) -> RawSlice {
         RawSlice { ptr: slice.as_ptr().cast(), len: size_of_val(slice) }
     }
@@ -69,6 +74,11 @@ impl RawSlice {
 
 impl RawSliceMut {
     pub(crate) const EMPTY: RawSliceMut = RawSliceMut { ptr: std::ptr::NonNull::dangling().as_ptr(), len: 0 };
+
+    /// As [`RawSlice::at`].
+    pub(crate) const fn at(ptr: *mut u8) -> RawSliceMut {
+        RawSliceMut { ptr, len: 0 }
+    }
 
     pub(crate) fn of<T>(slice: &mut [T]) -> RawSliceMut {
         RawSliceMut { ptr: slice.as_mut_ptr().cast(), len: size_of_val(slice) }

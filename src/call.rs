@@ -89,6 +89,15 @@ impl Counts {
         Some(Counts { offsets, shape: shape_of(counts) })
     }
 
+    /// As [`Counts::new`]. If the sum overflows, no buffer is long enough, and the check of the call
+    /// says so.
+    #[cold]
+    pub(crate) fn of_raw(counts: &[usize]) -> Counts {
+        let too_many =
+            || Counts { offsets: (0..=counts.len()).map(|end| if end == 0 { 0 } else { usize::MAX }).collect(), shape: 0 };
+        Counts::new(counts).unwrap_or_else(too_many)
+    }
+
     /// Counts of ranks that do not compare them, from where each block starts, and where the last one
     /// ends.
     pub(crate) fn at(offsets: &[usize]) -> Counts {
@@ -140,6 +149,14 @@ impl Call {
             described: None,
             on_device: None,
         }
+    }
+
+    /// A call on pointers: [`Call::check_raw`] finds the lengths of the buffers.
+    pub(crate) const fn raw(op: Op, dtype: DType) -> Call {
+        let mut call = Call::of(op, dtype);
+        call.send = RawSlice::at(std::ptr::null());
+        call.recv = RawSliceMut::at(std::ptr::null_mut());
+        call
     }
 
     /// A call on a buffer that is not made of blocks.
@@ -291,6 +308,10 @@ impl Call {
     /// As [`Call::check_in_place`], for buffers without lengths: they have what this rank needs.
     #[inline(always)]
     pub(crate) fn check_raw(&mut self, rank: Rank, world: usize) -> Result<(), ArgumentError> {
+        if self.source.is_some() {
+            // It stands for a peer that is not known yet.
+            self.root = rank;
+        }
         self.check_arguments(rank, world)?;
         let needed = self.needs(rank, world)?;
         [self.send.len, self.recv.len] = self.in_bytes(needed)?;

@@ -211,7 +211,7 @@ impl Arguments {
     /// started.
     // Without a call, whose result would be a copy: small operations are short.
     #[inline(always)]
-    pub(crate) unsafe fn describe(&self, comm: &Communicator, stream: kolo_stream_t) -> Result<RawCall<'_>, Fault> {
+    pub(crate) unsafe fn describe(&self, comm: &Communicator, stream: kolo_stream_t) -> Result<RawCall, Fault> {
         let mut call = RawCall::new(self.op, dtype(self.dtype)?)
             .buffers(self.send.cast(), self.recv.cast(), self.count)
             .root(rank(self.root.0, self.root.1)?);

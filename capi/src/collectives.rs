@@ -23,7 +23,7 @@ use crate::held;
 unsafe fn run(comm: kolo_comm_t, stream: kolo_stream_t, arguments: Arguments) -> kolo_result_t {
     on(comm, |this| {
         // SAFETY: passed on.
-        let call = unsafe { arguments.describe(&this.comm, stream)? };
+        let mut call = unsafe { arguments.describe(&this.comm, stream)? };
         if held::is_open() {
             return held::hold(comm.addr(), [call.prepare(&this.comm)?]);
         }

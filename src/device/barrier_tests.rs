@@ -256,7 +256,7 @@ fn a_peer_does_not_succeed_with_what_came_after_a_deadline() {
             let broadcast = |timeout: Option<Duration>| {
                 let call = process.call_on(process.stream, Op::Broadcast, DType::F32, large, memory);
                 // SAFETY: the memory is never freed.
-                unsafe { process.comm.exec.start_prepared(Call { timeout, ..call }) }
+                unsafe { process.comm.exec.start_checked(Call { timeout, ..call }) }
             };
             while barriers(&process) < 2 {
                 broadcast(None).unwrap().wait().unwrap();

@@ -9,7 +9,7 @@ use crate::call::Call;
 use crate::cuda;
 use crate::cuda::device::{Device, Driver, Event, StreamId};
 use crate::error::{Error, Result};
-use crate::progress::{CommState, Executor, Raw};
+use crate::progress::{CommState, Executor};
 use crate::types::{DType, Op, ReduceOp};
 
 /// The kernel of a call on a device. A copy is the bitwise or of one source, in the integer of the
@@ -115,8 +115,8 @@ impl Executor {
     /// # Safety
     ///
     /// The call's buffers are valid until this returns, and nothing else uses them.
-    pub(crate) unsafe fn run_on_device(&self, raw: &Raw<'_>, stream: StreamId) -> Result<()> {
-        let mut call = self.prepare(raw)?;
+    pub(crate) unsafe fn run_on_device(&self, mut call: Call, stream: StreamId) -> Result<()> {
+        self.check_raw(&mut call)?;
         self.state.bind(&mut call, stream)?;
         self.state.check_process(call.op)?;
         if call.on_device.is_none() {

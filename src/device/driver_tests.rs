@@ -9,13 +9,13 @@ use super::host_area::SEGMENT;
 use super::state::DeviceState;
 use super::watchdog::Watched;
 use crate::Work;
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::call::Call;
 use crate::communicator::{Builder, Communicator};
 use crate::cuda::device::{Address, Device, DeviceId, Driver, StreamId};
 use crate::cuda::fake_device::{FakeDevice, FakeGpu, Machine};
 use crate::cuda::shared::shared;
 use crate::error::Result;
-use crate::progress::Raw;
 use crate::sys::every_case;
 use crate::types::{DType, Op, Rank, ReduceOp};
 
@@ -84,8 +84,14 @@ impl Process {
 
     pub(super) fn call_on(&self, stream: StreamId, op: Op, dtype: DType, count: usize, memory: Address) -> Call {
         let buffer: *mut u8 = std::ptr::without_provenance_mut(memory as usize);
-        let raw = Raw { count, redop: Some(ReduceOp::Sum), send: buffer, recv: buffer, ..Raw::new(op, dtype) };
-        let mut call = self.comm.exec.prepare(&raw).unwrap();
+        let mut call = Call {
+            count,
+            redop: Some(ReduceOp::Sum),
+            send: RawSlice::at(buffer),
+            recv: RawSliceMut::at(buffer),
+            ..Call::raw(op, dtype)
+        };
+        self.comm.exec.check_raw(&mut call).unwrap();
         self.comm.exec.state.bind(&mut call, stream).unwrap();
         call
     }
@@ -93,7 +99,7 @@ impl Process {
     /// Enqueues an all-reduce of ones in place.
     pub(super) fn all_reduce(&self, dtype: DType, memory: Address) -> Result<()> {
         // SAFETY: the memory is freed when the stream has passed the call.
-        unsafe { self.comm.exec.run_prepared(&self.call(Op::AllReduce, dtype, COUNT, memory)) }
+        unsafe { self.comm.exec.submit_checked(&self.call(Op::AllReduce, dtype, COUNT, memory)) }
     }
 
     /// Enqueues a sum of f32 in place.
@@ -104,13 +110,13 @@ impl Process {
     pub(super) fn sum_on(&self, stream: StreamId, count: usize, memory: Address, timeout: Option<Duration>) -> Result<()> {
         let call = Call { timeout, ..self.call_on(stream, Op::AllReduce, DType::F32, count, memory) };
         // SAFETY: the memory is freed when the stream has passed the call.
-        unsafe { self.comm.exec.run_prepared(&call) }
+        unsafe { self.comm.exec.submit_checked(&call) }
     }
 
     /// Starts a sum of f32 in place.
     pub(super) fn start(&self, count: usize, memory: Address) -> Result<Work<()>> {
         // SAFETY: the memory is freed when the stream has passed the call.
-        unsafe { self.comm.exec.start_prepared(self.call(Op::AllReduce, DType::F32, count, memory)) }
+        unsafe { self.comm.exec.start_checked(self.call(Op::AllReduce, DType::F32, count, memory)) }
     }
 
     /// Whether it launches kernels: the first one of those that share a GPU.
@@ -141,11 +147,12 @@ fn receives_from_many_ranks_before_the_sends() {
         let others = || (0..WORLD).filter(|&peer| peer != rank);
         let start = |op: Op, peer: Rank, memory: Address| {
             let buffer: *mut u8 = std::ptr::without_provenance_mut(memory as usize);
-            let raw = Raw { count, root: peer, send: buffer, recv: buffer, ..Raw::new(op, DType::U8) };
-            let mut call = comm.exec.prepare(&raw).unwrap();
+            let mut call =
+                Call { count, root: peer, send: RawSlice::at(buffer), recv: RawSliceMut::at(buffer), ..Call::raw(op, DType::U8) };
+            comm.exec.check_raw(&mut call).unwrap();
             comm.exec.state.bind(&mut call, *stream).unwrap();
             // SAFETY: the memory is never freed.
-            unsafe { comm.exec.start_prepared(call).unwrap() }
+            unsafe { comm.exec.start_checked(call).unwrap() }
         };
         let out = device.allocate(count).unwrap();
         device.write(*stream, out, vec![rank as u8; count]);
@@ -194,7 +201,7 @@ fn a_stream_continues_at_the_deadline() {
                 let mut call = process.call(Op::AllReduce, DType::F32, count, memory);
                 call.timeout = Some(Duration::from_millis(300));
                 // SAFETY: the memory is freed when the stream has passed the call.
-                let outcome = unsafe { process.comm.exec.run_prepared(&call) };
+                let outcome = unsafe { process.comm.exec.submit_checked(&call) };
                 assert_eq!(outcome.is_ok(), count == 100, "{outcome:?}");
                 process.device.synchronise(process.stream);
                 // The stream continues before the failure is recorded, which fails the next call.
@@ -220,7 +227,7 @@ fn a_verification_that_does_not_end() {
         let mut call = process.call(Op::AllReduce, DType::F32, COUNT, memory);
         call.timeout = Some(Duration::from_millis(400));
         // SAFETY: the memory is never freed.
-        let outcome = unsafe { process.comm.exec.run_prepared(&call) };
+        let outcome = unsafe { process.comm.exec.submit_checked(&call) };
         assert!(outcome.is_err() && process.comm.exec.failure().is_some(), "{outcome:?}");
         both.wait();
         drop(held);
@@ -328,7 +335,7 @@ fn the_first_calls_are_nonblocking() {
             let call = process.call(Op::AllReduce, DType::F32, count, memory);
             let bound = call.on_device.clone().unwrap();
             // SAFETY: the memory is never freed.
-            let work = unsafe { process.comm.exec.start_prepared(call).unwrap() };
+            let work = unsafe { process.comm.exec.start_checked(call).unwrap() };
             assert!(bound.hold_stream(process.stream).unwrap());
             work.wait().unwrap();
         }
@@ -345,11 +352,17 @@ fn buffers_and_messages_come_and_go() {
             process.all_reduce(DType::F32, memory).unwrap();
             let buffer: *mut u8 = std::ptr::without_provenance_mut(memory as usize);
             let op = if process.rank == 0 { Op::Send } else { Op::Recv };
-            let raw = Raw { count: COUNT, root: 1 - process.rank, send: buffer, recv: buffer, ..Raw::new(op, DType::F32) };
-            let mut call = process.comm.exec.prepare(&raw).unwrap();
+            let mut call = Call {
+                count: COUNT,
+                root: 1 - process.rank,
+                send: RawSlice::at(buffer),
+                recv: RawSliceMut::at(buffer),
+                ..Call::raw(op, DType::F32)
+            };
+            process.comm.exec.check_raw(&mut call).unwrap();
             process.comm.exec.state.bind(&mut call, process.stream).unwrap();
             // SAFETY: the memory is freed when the stream has passed the call.
-            unsafe { process.comm.exec.run_prepared(&call).unwrap() };
+            unsafe { process.comm.exec.submit_checked(&call).unwrap() };
             process.expect(memory, 2.0);
             // SAFETY: the stream has passed its last use.
             unsafe { process.device.free(memory) };
@@ -415,15 +428,16 @@ fn alone(device: &Arc<FakeDevice>) -> Communicator {
 }
 
 impl Process {
-    pub(super) fn bound(&self, raw: &Raw<'_>, stream: StreamId) -> Call {
-        let mut call = self.comm.exec.prepare(raw).unwrap();
+    pub(super) fn bound(&self, raw: &Call, stream: StreamId) -> Call {
+        let mut call = raw.clone();
+        self.comm.exec.check_raw(&mut call).unwrap();
         self.comm.exec.state.bind(&mut call, stream).unwrap();
         call
     }
 
-    pub(super) fn in_place(&self, count: usize, memory: Address, timeout: Option<Duration>) -> Raw<'static> {
-        let (send, recv) = (pointer(memory).cast_const(), pointer(memory));
-        Raw { count, redop: Some(ReduceOp::Sum), send, recv, timeout, ..Raw::new(Op::AllReduce, DType::F32) }
+    pub(super) fn in_place(&self, count: usize, memory: Address, timeout: Option<Duration>) -> Call {
+        let (send, recv) = (RawSlice::at(pointer(memory)), RawSliceMut::at(pointer(memory)));
+        Call { count, redop: Some(ReduceOp::Sum), send, recv, timeout, ..Call::raw(Op::AllReduce, DType::F32) }
     }
 
     /// So that all later calls are as those of a program that has run for a while.
@@ -446,12 +460,18 @@ fn a_refused_pair_holds_nothing_back() {
         let memory = process.warm_up();
         if process.rank == 0 {
             let message = |op: Op, count: usize| {
-                let raw = Raw { count, root: 1, send: pointer(memory), recv: pointer(memory), ..Raw::new(op, DType::F32) };
+                let raw = Call {
+                    count,
+                    root: 1,
+                    send: RawSlice::at(pointer(memory)),
+                    recv: RawSliceMut::at(pointer(memory)),
+                    ..Call::raw(op, DType::F32)
+                };
                 process.bound(&raw, process.stream)
             };
             let both = vec![message(Op::Send, 100), message(Op::Recv, 1 << 50)];
             // SAFETY: it is refused.
-            let refused = unsafe { process.comm.exec.run_prepared_together(both) };
+            let refused = unsafe { process.comm.exec.submit_together_checked(both) };
             assert!(refused.is_err() && process.comm.exec.failure().is_none(), "{refused:?}");
             let (done, wait) = std::sync::mpsc::channel();
             process.device.held().later(move || _ = done.send(()));
@@ -542,11 +562,17 @@ fn another_communicator_gets_an_idle_stream() {
     let [from, to] = [0; 2].map(|_| device.allocate(400).unwrap());
     let start = |comm: &Communicator, stream: StreamId, timeout: Duration| {
         let timeout = Some(timeout);
-        let raw = Raw { count: 100, send: pointer(from), recv: pointer(to), timeout, ..Raw::new(Op::Broadcast, DType::F32) };
-        let mut call = comm.exec.prepare(&raw).unwrap();
+        let mut call = Call {
+            count: 100,
+            send: RawSlice::at(pointer(from)),
+            recv: RawSliceMut::at(pointer(to)),
+            timeout,
+            ..Call::raw(Op::Broadcast, DType::F32)
+        };
+        comm.exec.check_raw(&mut call).unwrap();
         comm.exec.state.bind(&mut call, stream).unwrap();
         // SAFETY: the memory is never freed.
-        unsafe { comm.exec.start_prepared(call) }.and_then(|work| Ok(work.wait()?))
+        unsafe { comm.exec.start_checked(call) }.and_then(|work| Ok(work.wait()?))
     };
     let first = alone(&device);
     start(&first, quick, Duration::from_secs(60)).unwrap();
@@ -580,11 +606,16 @@ fn without_words_a_call_has_ended_when_its_copy_has() {
         }
         device.synchronise(stream);
         let start = |&[from, to]: &[Address; 2]| {
-            let raw = Raw { count: LONG, send: pointer(from), recv: pointer(to), ..Raw::new(Op::Broadcast, DType::F32) };
-            let mut call = comm.exec.prepare(&raw).unwrap();
+            let mut call = Call {
+                count: LONG,
+                send: RawSlice::at(pointer(from)),
+                recv: RawSliceMut::at(pointer(to)),
+                ..Call::raw(Op::Broadcast, DType::F32)
+            };
+            comm.exec.check_raw(&mut call).unwrap();
             comm.exec.state.bind(&mut call, stream).unwrap();
             // SAFETY: the memory is never freed.
-            unsafe { comm.exec.start_prepared(call) }.unwrap()
+            unsafe { comm.exec.start_checked(call) }.unwrap()
         };
         let wrong = &mut wrong;
         std::thread::scope(|scope| {
@@ -621,11 +652,17 @@ fn without_words_nothing_is_copied_to_freed_memory() {
     let [from, to] = [0; 2].map(|_| device.allocate(4 * LARGE).unwrap());
     let call = |count: usize, timeout: u64| {
         let timeout = Some(Duration::from_millis(timeout));
-        let raw = Raw { count, send: pointer(from), recv: pointer(to), timeout, ..Raw::new(Op::Broadcast, DType::F32) };
-        let mut call = comm.exec.prepare(&raw).unwrap();
+        let mut call = Call {
+            count,
+            send: RawSlice::at(pointer(from)),
+            recv: RawSliceMut::at(pointer(to)),
+            timeout,
+            ..Call::raw(Op::Broadcast, DType::F32)
+        };
+        comm.exec.check_raw(&mut call).unwrap();
         comm.exec.state.bind(&mut call, stream).unwrap();
         // SAFETY: the memory is never freed.
-        unsafe { comm.exec.run_prepared(&call) }
+        unsafe { comm.exec.submit_checked(&call) }
     };
     call(LARGE, 60_000).unwrap();
     let held = device.hold_back(stream);
@@ -648,9 +685,9 @@ fn a_result_in_host_memory_is_there() {
         if process.rank == 1 {
             std::thread::sleep(Duration::from_millis(300));
         }
-        let raw = Raw { recv, ..process.in_place(100, memory, None) };
+        let raw = Call { recv: RawSliceMut::at(recv), ..process.in_place(100, memory, None) };
         // SAFETY: the memory is never freed.
-        unsafe { process.comm.exec.run_prepared(&process.bound(&raw, process.stream)) }.unwrap();
+        unsafe { process.comm.exec.submit_checked(&process.bound(&raw, process.stream)) }.unwrap();
         process.device.synchronise(process.stream);
         // SAFETY: the call has succeeded, and the stream has passed it.
         let got = unsafe { std::ptr::read_volatile(host.as_ptr()) };
@@ -668,9 +705,9 @@ fn a_large_result_in_host_memory() {
             let memory = process.warm_up();
             let host: &'static mut [f32] = vec![0f32; COUNT].leak();
             let recv = if process.rank == 0 { host.as_mut_ptr().cast::<u8>() } else { pointer(memory) };
-            let raw = Raw { recv, ..process.in_place(COUNT, memory, Some(Duration::from_secs(60))) };
+            let raw = Call { recv: RawSliceMut::at(recv), ..process.in_place(COUNT, memory, Some(Duration::from_secs(60))) };
             // SAFETY: the memory is never freed.
-            let outcome = unsafe { process.comm.exec.run_prepared(&process.bound(&raw, process.stream)) };
+            let outcome = unsafe { process.comm.exec.submit_checked(&process.bound(&raw, process.stream)) };
             // It says if the context is broken.
             process.device.synchronise(process.stream);
             drop(outcome);
@@ -697,8 +734,10 @@ fn a_peer_does_not_succeed_with_what_a_stream_wrote_that_was_let_go() {
             process.device.write(process.stream, memory, (0..6).flat_map(|round| of_round(round).repeat(ROUND)).collect());
             if process.rank == 0 {
                 // SAFETY: the memory is never freed.
-                unsafe { process.comm.exec.run_prepared(&process.bound(&process.in_place(LARGE, memory, None), process.stream)) }
-                    .unwrap();
+                unsafe {
+                    process.comm.exec.submit_checked(&process.bound(&process.in_place(LARGE, memory, None), process.stream))
+                }
+                .unwrap();
                 a_moment();
                 process.comm.exec.state.devices.release();
                 process.device.synchronise(process.stream);
@@ -712,7 +751,7 @@ fn a_peer_does_not_succeed_with_what_a_stream_wrote_that_was_let_go() {
                 }
                 let call = process.bound(&process.in_place(LARGE, memory, None), process.stream);
                 // SAFETY: the memory is never freed.
-                let outcome = unsafe { process.comm.exec.start_prepared(call) }.and_then(|work| Ok(work.wait()?));
+                let outcome = unsafe { process.comm.exec.start_checked(call) }.and_then(|work| Ok(work.wait()?));
                 if outcome.is_ok() {
                     let got = process.device.read(process.stream, memory, 4 * LARGE);
                     let firsts: Vec<f32> =
@@ -731,10 +770,10 @@ fn bools_in_place() {
         let memory = process.device.allocate(COUNT).unwrap();
         for _ in 0..5 {
             process.device.write(process.stream, memory, vec![7; COUNT]);
-            let (send, recv) = (pointer(memory).cast_const(), pointer(memory));
-            let raw = Raw { count: COUNT, send, recv, ..Raw::new(Op::Broadcast, DType::Bool) };
+            let (send, recv) = (RawSlice::at(pointer(memory)), RawSliceMut::at(pointer(memory)));
+            let raw = Call { count: COUNT, send, recv, ..Call::raw(Op::Broadcast, DType::Bool) };
             // SAFETY: the memory is never freed.
-            unsafe { process.comm.exec.run_prepared(&process.bound(&raw, process.stream)) }.unwrap();
+            unsafe { process.comm.exec.submit_checked(&process.bound(&raw, process.stream)) }.unwrap();
             let got = process.device.read(process.stream, memory, COUNT);
             assert!(got.iter().all(|&byte| byte == 1), "rank {}: {:?}", process.rank, &got[..4]);
         }
@@ -769,14 +808,14 @@ fn a_stream_that_waits_for_a_failed_operation_goes_on() {
         // The first makes kolo's stream.
         let call = process.bound(&process.in_place(COUNT, memory, None), process.stream);
         // SAFETY: the memory is never freed.
-        unsafe { process.comm.exec.start_prepared(call) }.unwrap().wait().unwrap();
+        unsafe { process.comm.exec.start_checked(call) }.unwrap().wait().unwrap();
         process.comm.barrier().unwrap();
         if process.rank == 0 {
             let held = process.device.hold_back(other);
             let call = process.bound(&process.in_place(COUNT, memory, Some(Duration::from_millis(300))), other);
             let bound = call.on_device.clone().unwrap();
             // SAFETY: the memory is never freed.
-            let work = unsafe { process.comm.exec.start_prepared(call) }.unwrap();
+            let work = unsafe { process.comm.exec.start_checked(call) }.unwrap();
             assert!(bound.hold_stream(third).unwrap());
             work.wait().unwrap_err();
             let device = process.device.clone();
@@ -800,7 +839,7 @@ fn a_later_call_on_another_stream_goes_on() {
             for stream in [other, process.stream] {
                 let call = process.bound(&process.in_place(COUNT, memory, Some(Duration::from_millis(300))), stream);
                 // SAFETY: the memory is never freed.
-                unsafe { process.comm.exec.run_prepared(&call) }.unwrap();
+                unsafe { process.comm.exec.submit_checked(&call) }.unwrap();
             }
             while process.comm.exec.failure().is_none() {
                 std::thread::yield_now();
@@ -823,7 +862,7 @@ fn a_rank_that_does_not_call_is_named() {
         if process.rank == 0 {
             let call = process.bound(&process.in_place(COUNT, memory, Some(Duration::from_millis(300))), process.stream);
             // SAFETY: the memory is never freed.
-            let error = unsafe { process.comm.exec.start_prepared(call) }.and_then(|work| Ok(work.wait()?)).unwrap_err();
+            let error = unsafe { process.comm.exec.start_checked(call) }.and_then(|work| Ok(work.wait()?)).unwrap_err();
             is_over.store(true, Ordering::SeqCst);
             assert_eq!(error.culprit(), Some(1), "{error}");
         } else {
@@ -868,8 +907,14 @@ fn messages_end_in_another_order_than_they_were_called() {
         let half = memory + 2 * COUNT as Address;
         let message = |op: Op, peer: Rank, memory: Address| {
             let buffer: *mut u8 = std::ptr::without_provenance_mut(memory as usize);
-            let raw = Raw { count: COUNT / 2, root: peer, send: buffer, recv: buffer, ..Raw::new(op, DType::F32) };
-            let mut call = process.comm.exec.prepare(&raw).unwrap();
+            let mut call = Call {
+                count: COUNT / 2,
+                root: peer,
+                send: RawSlice::at(buffer),
+                recv: RawSliceMut::at(buffer),
+                ..Call::raw(op, DType::F32)
+            };
+            process.comm.exec.check_raw(&mut call).unwrap();
             process.comm.exec.state.bind(&mut call, process.stream).unwrap();
             call
         };
@@ -878,14 +923,14 @@ fn messages_end_in_another_order_than_they_were_called() {
             match process.rank {
                 0 => {
                     let both = vec![message(Op::Recv, 1, memory), message(Op::Recv, 2, half)];
-                    process.comm.exec.run_prepared_together(both).unwrap();
+                    process.comm.exec.submit_together_checked(both).unwrap();
                 }
                 1 => {
                     // Probably after the other message: without that the test proves less, and does not fail.
                     std::thread::sleep(Duration::from_millis(300));
-                    process.comm.exec.run_prepared(&message(Op::Send, 0, memory)).unwrap();
+                    process.comm.exec.submit_checked(&message(Op::Send, 0, memory)).unwrap();
                 }
-                _ => process.comm.exec.run_prepared(&message(Op::Send, 0, memory)).unwrap(),
+                _ => process.comm.exec.submit_checked(&message(Op::Send, 0, memory)).unwrap(),
             }
         }
         process.expect(memory, 1.0);

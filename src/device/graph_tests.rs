@@ -8,24 +8,24 @@ use parking_lot::Mutex;
 use super::state::DeviceState;
 use super::tests::{Bed, OPS, Path, User, bytes, counts, raw};
 use crate::Communicator;
+use crate::buffer::{RawSlice, RawSliceMut};
 use crate::call::Call;
 use crate::cuda::device::{Address, Device, StreamId};
 use crate::cuda::fake_device::{FakeDevice, FakeGraph};
 use crate::error::Error;
-use crate::progress::Raw;
 use crate::trace::DeviceStats;
 use crate::types::{DType, Op, Rank, ReduceOp};
 
 /// A call in a graph, with memory of its own.
 struct Captured {
-    raw: Raw<'static>,
+    raw: Call,
     send: Address,
     recv: Address,
     lengths: [usize; 2],
 }
 
 impl Captured {
-    fn new(user: &User<'_>, device: &FakeDevice, raw: Raw<'static>, is_hidden: bool) -> Captured {
+    fn new(user: &User<'_>, device: &FakeDevice, raw: Call, is_hidden: bool) -> Captured {
         let lengths = user.lengths(&raw);
         let allocate = |len: usize| {
             let memory = device.allocate(len.max(1)).unwrap();
@@ -72,7 +72,7 @@ fn every_collective_on(bed: &Bed, path: Path) {
         let graph = capture(device, stream, || {
             for captured in &all {
                 // SAFETY: the memory is freed below.
-                unsafe { comm.exec.run_prepared(&captured.call(&user)) }.unwrap();
+                unsafe { comm.exec.submit_checked(&captured.call(&user)) }.unwrap();
             }
         });
         assert_eq!(comm.stats().device, DeviceStats::default(), "nothing runs at the capture");
@@ -154,13 +154,13 @@ impl<'a> Sums<'a> {
     }
 
     fn call(&self) -> Call {
-        let raw = Raw { redop: Some(ReduceOp::Sum), ..raw(Op::AllReduce, DType::U64, self.count, 0) };
+        let raw = Call { redop: Some(ReduceOp::Sum), ..raw(Op::AllReduce, DType::U64, self.count, 0) };
         self.user.call(&raw, self.memory, self.memory)
     }
 
     fn run(&self) -> Result<(), Error> {
         // SAFETY: the memory is never freed.
-        unsafe { self.user.comm.exec.run_prepared(&self.call()) }
+        unsafe { self.user.comm.exec.submit_checked(&self.call()) }
     }
 
     fn set(&self, value: u64) {
@@ -221,7 +221,7 @@ fn nonblocking_calls() {
             let call = sums.call();
             let bound = call.on_device.clone().unwrap();
             // SAFETY: the memory is never freed.
-            let work = unsafe { comm.exec.start_prepared(call) }.unwrap();
+            let work = unsafe { comm.exec.start_checked(call) }.unwrap();
             (bound, work)
         };
         let graph = capture(device, stream, || {
@@ -264,14 +264,19 @@ fn messages() {
             let graph = capture(device, stream, || {
                 let message = |op, memory: Address| {
                     let buffer = std::ptr::without_provenance_mut(memory as usize);
-                    let raw = Raw { root: 1 - rank, send: buffer, recv: buffer, ..raw(op, DType::F32, count, 0) };
-                    let mut call = comm.exec.prepare(&raw).unwrap();
+                    let mut call = Call {
+                        root: 1 - rank,
+                        send: RawSlice::at(buffer),
+                        recv: RawSliceMut::at(buffer),
+                        ..raw(op, DType::F32, count, 0)
+                    };
+                    comm.exec.check_raw(&mut call).unwrap();
                     comm.exec.state.bind(&mut call, stream).unwrap();
                     call
                 };
                 let calls = vec![message(Op::Send, send), message(Op::Recv, recv)];
                 // SAFETY: the memory is never freed.
-                unsafe { comm.exec.run_prepared_together(calls) }.unwrap();
+                unsafe { comm.exec.submit_together_checked(calls) }.unwrap();
             });
             for replay in 0..4 {
                 let input = |rank: Rank| bytes(10 * replay + rank, DType::F32, 4 * count);
@@ -291,10 +296,11 @@ fn messages() {
 fn a_barrier() {
     Bed::new(Path::Imported, 2).run(|comm, _, device, stream| {
         let graph = capture(device, stream, || {
-            let mut call = comm.exec.prepare(&Raw::new(Op::Barrier, DType::U8)).unwrap();
+            let mut call = Call::raw(Op::Barrier, DType::U8);
+            comm.exec.check_raw(&mut call).unwrap();
             comm.exec.state.bind(&mut call, stream).unwrap();
             // SAFETY: it has no buffers.
-            unsafe { comm.exec.run_prepared(&call) }.unwrap();
+            unsafe { comm.exec.submit_checked(&call) }.unwrap();
         });
         (0..3).for_each(|_| device.launch(&graph, stream));
         device.synchronise(stream);
@@ -366,7 +372,7 @@ fn a_rank_that_does_not_replay() {
             let mut call = sums.call();
             call.timeout = Some(Duration::from_millis(300));
             // SAFETY: the memory is never freed.
-            unsafe { comm.exec.run_prepared(&call) }.unwrap();
+            unsafe { comm.exec.submit_checked(&call) }.unwrap();
         });
         if rank == 0 {
             device.launch(&graph, stream);
@@ -451,8 +457,14 @@ const LIMIT: Duration = Duration::from_secs(150);
 
 /// A message of u64s.
 fn message(comm: &Communicator, stream: StreamId, (op, peer): (Op, Rank), at: *mut u8, count: usize) -> Call {
-    let raw = Raw { root: peer, send: at, recv: at, timeout: Some(SOON), ..raw(op, DType::U64, count, 0) };
-    let mut call = comm.exec.prepare(&raw).unwrap();
+    let mut call = Call {
+        root: peer,
+        send: RawSlice::at(at),
+        recv: RawSliceMut::at(at),
+        timeout: Some(SOON),
+        ..raw(op, DType::U64, count, 0)
+    };
+    comm.exec.check_raw(&mut call).unwrap();
     comm.exec.state.bind(&mut call, stream).unwrap();
     call
 }
@@ -565,7 +577,7 @@ fn messages_before_and_after_a_replay() {
             let pass = || {
                 let op = if rank == 0 { Op::Send } else { Op::Recv };
                 // SAFETY: the memory is never freed.
-                unsafe { comm.exec.run_prepared(&message(comm, stream, (op, 1 - rank), memory, 10)) }.unwrap();
+                unsafe { comm.exec.submit_checked(&message(comm, stream, (op, 1 - rank), memory, 10)) }.unwrap();
             };
             let held = device.hold_back(stream);
             pass();
@@ -600,7 +612,7 @@ fn messages_of_host_memory_side_by_side() {
                         let calls = [(Op::Send, out), (Op::Recv, back)];
                         let calls = calls.map(|(op, at)| message(comm, stream, (op, 1 - rank), at, 10));
                         // SAFETY: the memory is never freed.
-                        unsafe { comm.exec.run_prepared_together(calls.into()) }.unwrap();
+                        unsafe { comm.exec.submit_together_checked(calls.into()) }.unwrap();
                     });
                     let (done, wait) = std::sync::mpsc::channel();
                     let ended = std::thread::scope(|scope| {
@@ -636,7 +648,7 @@ fn one_peer_comes_late(first: Op, is_captured: bool) -> bool {
                 _ => vec![message(comm, stream, (Op::Send, 0), at[0], 10)],
             };
             // SAFETY: the memory is never freed.
-            let run = || unsafe { comm.exec.run_prepared_together(calls()) }.unwrap();
+            let run = || unsafe { comm.exec.submit_together_checked(calls()) }.unwrap();
             if rank == 1 {
                 a_while(500);
             }
@@ -672,7 +684,7 @@ fn nonblocking_calls_in_two_captures_at_once() {
                 let call = sums.call();
                 let bound = call.on_device.clone().unwrap();
                 // SAFETY: the memory is never freed.
-                unsafe { comm.exec.start_prepared(call) }.map(|_work| assert!(bound.hold_stream(stream).unwrap()))
+                unsafe { comm.exec.start_checked(call) }.map(|_work| assert!(bound.hold_stream(stream).unwrap()))
             };
             let graph = capture(device, stream, || {
                 start(&first, stream).unwrap();

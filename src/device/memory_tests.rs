@@ -20,7 +20,7 @@ impl Process {
         self.device.write(self.stream, memory, 1f32.to_le_bytes().repeat(count));
         for _ in 0..CALLS {
             // SAFETY: the stream passes the call below.
-            unsafe { self.comm.exec.run_prepared(&self.bound(&self.in_place(count, memory, None), self.stream)) }.unwrap();
+            unsafe { self.comm.exec.submit_checked(&self.bound(&self.in_place(count, memory, None), self.stream)) }.unwrap();
             self.device.synchronise(self.stream);
         }
         let got = self.device.read(self.stream, memory, 4 * count);

@@ -6,11 +6,11 @@ use parking_lot::Mutex;
 
 use super::state::DeviceState;
 use crate::Communicator;
-use crate::call::Call;
+use crate::buffer::{RawSlice, RawSliceMut};
+use crate::call::{Call, Counts};
 use crate::cuda::device::{Address, Device, Driver, StreamId};
 use crate::cuda::fake_device::{FakeDevice, FakeGpu, Machine};
 use crate::error::Error;
-use crate::progress::Raw;
 use crate::sys::every_case;
 use crate::trace::DeviceStats;
 use crate::types::{DType, Op, Rank, ReduceOp, mix};
@@ -166,10 +166,10 @@ pub(super) fn bytes(seed: usize, dtype: DType, len: usize) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn raw(op: Op, dtype: DType, count: usize, root: Rank) -> Raw<'static> {
+pub(super) fn raw(op: Op, dtype: DType, count: usize, root: Rank) -> Call {
     let reduces = matches!(op, Op::AllReduce | Op::Reduce | Op::ReduceScatter | Op::ReduceScatterV);
     let redop = if dtype == DType::Bool { ReduceOp::Max } else { ReduceOp::Sum };
-    Raw { count, root, redop: reduces.then_some(redop), ..Raw::new(op, dtype) }
+    Call { count, root, redop: reduces.then_some(redop), ..Call::raw(op, dtype) }
 }
 
 /// The user's view of one rank.
@@ -208,7 +208,7 @@ impl<'a> User<'a> {
 
     /// Runs a call on device memory as a program on its stream does, and returns the content of the
     /// receive buffer.
-    fn run(&self, raw: &Raw<'_>, input: &[u8], in_place: Option<usize>) -> Vec<u8> {
+    fn run(&self, raw: &Call, input: &[u8], in_place: Option<usize>) -> Vec<u8> {
         let lengths = self.lengths(raw);
         // Sometimes new memory, and mostly that of earlier calls, which peers have open.
         let is_new = self.runs.fetch_add(1, Ordering::SeqCst).is_multiple_of(8);
@@ -239,7 +239,7 @@ impl<'a> User<'a> {
         self.device.write(self.stream, send, input.to_vec());
         let call = self.call(raw, send, recv);
         // SAFETY: the memory is freed below, when the stream has passed the call.
-        unsafe { self.comm.exec.run_prepared(&call) }.unwrap_or_else(|error| panic!("{}: {error}", raw.op));
+        unsafe { self.comm.exec.submit_checked(&call) }.unwrap_or_else(|error| panic!("{}: {error}", raw.op));
         drop(call);
         let result = self.device.read(self.stream, recv, lengths[1]);
         if matches!(self.path, Path::Same | Path::Staged) {
@@ -255,16 +255,17 @@ impl<'a> User<'a> {
         result
     }
 
-    pub(super) fn lengths(&self, raw: &Raw<'_>) -> [usize; 2] {
-        let call = self.call(&Raw { send: std::ptr::dangling(), recv: std::ptr::without_provenance_mut(1 << 40), ..*raw }, 0, 0);
+    pub(super) fn lengths(&self, raw: &Call) -> [usize; 2] {
+        let call = self.call(raw, 0, 0);
         [call.send.len, call.recv.len]
     }
 
-    pub(super) fn call(&self, raw: &Raw<'_>, send: Address, recv: Address) -> Call {
+    pub(super) fn call(&self, raw: &Call, send: Address, recv: Address) -> Call {
         let send = if send == 0 { std::ptr::without_provenance(1 << 41) } else { std::ptr::without_provenance(send as usize) };
         let recv =
             if recv == 0 { std::ptr::without_provenance_mut(1 << 42) } else { std::ptr::without_provenance_mut(recv as usize) };
-        let mut call = self.comm.exec.prepare(&Raw { send, recv, ..*raw }).unwrap();
+        let mut call = Call { send: RawSlice::at(send), recv: RawSliceMut::at(recv), ..raw.clone() };
+        self.comm.exec.check_raw(&mut call).unwrap();
         let is_dry = send.addr() == 1 << 41;
         if !is_dry {
             self.comm.exec.state.bind(&mut call, self.stream).unwrap();
@@ -273,15 +274,17 @@ impl<'a> User<'a> {
     }
 
     /// The same on host memory, by a communicator without devices.
-    pub(super) fn expected(&self, plain: &Communicator, raw: &Raw<'_>, input: &[u8]) -> Vec<u8> {
+    pub(super) fn expected(&self, plain: &Communicator, raw: &Call, input: &[u8]) -> Vec<u8> {
         let words = |bytes: usize| vec![0u64; bytes / 8 + 1];
         let lengths = self.lengths(raw);
         let (mut send, mut recv) = (words(lengths[0]), words(lengths[1]));
         // SAFETY: there is room for it.
         unsafe { std::ptr::copy_nonoverlapping(input.as_ptr(), send.as_mut_ptr().cast(), input.len()) };
-        let call = plain.exec.prepare(&Raw { send: send.as_ptr().cast(), recv: recv.as_mut_ptr().cast(), ..*raw }).unwrap();
+        let (from, to) = (RawSlice::at(send.as_ptr().cast()), RawSliceMut::at(recv.as_mut_ptr().cast()));
+        let mut call = Call { send: from, recv: to, ..raw.clone() };
+        plain.exec.check_raw(&mut call).unwrap();
         // SAFETY: both are as long as the call says.
-        unsafe { plain.exec.run_prepared(&call).unwrap() };
+        unsafe { plain.exec.submit_checked(&call).unwrap() };
         let mut result = vec![0; lengths[1]];
         // SAFETY: there are as many bytes, and the call has ended.
         unsafe { std::ptr::copy_nonoverlapping(recv.as_ptr().cast(), result.as_mut_ptr(), lengths[1]) };
@@ -329,7 +332,8 @@ fn every_collective_on(bed: &Bed, path: Path, dtype: DType) {
                 Op::ReduceScatterV => (Some(&counts[..]), None),
                 _ => (Some(&mine[..]), Some(&theirs[..])),
             };
-            let raw = Raw { send_counts, recv_counts, ..raw(op, dtype, 0, 0) };
+            let [send_counts, recv_counts] = [send_counts, recv_counts].map(|counts| counts.map(Counts::of_raw));
+            let raw = Call { send_counts, recv_counts, ..raw(op, dtype, 0, 0) };
             let input = bytes(100 * rank, dtype, user.lengths(&raw)[0]);
             let expected = user.expected(&plain, &raw, &input);
             assert!(user.run(&raw, &input, None) == expected, "{op} on rank {rank} of {world}, {path:?}");
@@ -455,7 +459,7 @@ fn one_buffer_on_the_host() {
             device.write(stream, send, vec![2; count]);
             let call = user.call(&raw, send, recv.as_mut_ptr().expose_provenance() as Address);
             // SAFETY: both are used until the stream has passed the call.
-            unsafe { comm.exec.run_prepared(&call) }.unwrap();
+            unsafe { comm.exec.submit_checked(&call) }.unwrap();
             device.synchronise(stream);
             assert!(recv.iter().all(|&sum| sum == 3), "{count}");
             user.kept.lock().push(send);
@@ -502,7 +506,7 @@ fn messages() {
             let sends = user.call(&raw(Op::Send, DType::U8, count, next), send, 0xdead);
             let receives = user.call(&raw(Op::Recv, DType::U8, count, last), 0xdead, recv);
             // SAFETY: freed when the stream has passed both.
-            unsafe { comm.exec.run_prepared_together(vec![sends, receives]).unwrap() };
+            unsafe { comm.exec.submit_together_checked(vec![sends, receives]).unwrap() };
             assert!(device.read(user.stream, recv, count).iter().all(|&byte| byte == last as u8));
             // SAFETY: as stated above.
             unsafe {
@@ -527,7 +531,7 @@ fn nonblocking_messages_in_any_order() {
             let start = |op: Op, peer: Rank, memory: Address| {
                 let call = user.call(&raw(op, DType::U8, count, peer), memory, memory);
                 // SAFETY: freed below, when the messages have ended.
-                unsafe { comm.exec.start_prepared(call).unwrap() }
+                unsafe { comm.exec.start_checked(call).unwrap() }
             };
             // All receive before they send.
             let works = [start(Op::Recv, (rank + 2) % 3, memory[0]), start(Op::Send, (rank + 1) % 3, out)];
@@ -580,14 +584,14 @@ fn what_was_freed_is_opened_anew() {
         for _ in 0..10 {
             let call = user.call(&raw(Op::AllReduce, DType::F32, 100_000, 0), memory, memory);
             // SAFETY: the memory is never freed.
-            unsafe { comm.exec.run_prepared(&call).unwrap() };
+            unsafe { comm.exec.submit_checked(&call).unwrap() };
         }
         device.synchronise(user.stream);
         comm.barrier().unwrap();
         for _ in 0..3 {
             let call = user.call(&raw(Op::AllReduce, DType::F32, 100_000, 0), memory, memory);
             // SAFETY: as above.
-            unsafe { comm.exec.run_prepared(&call).unwrap() };
+            unsafe { comm.exec.submit_checked(&call).unwrap() };
             device.synchronise(user.stream);
         }
     });
@@ -646,7 +650,7 @@ fn failures_of_the_device() {
                             }
                             let call = user.call(&raw, send, recv);
                             // SAFETY: the memory is never freed.
-                            outcome = outcome.and(unsafe { comm.exec.start_prepared(call) }.and_then(|work| Ok(work.wait()?)));
+                            outcome = outcome.and(unsafe { comm.exec.start_checked(call) }.and_then(|work| Ok(work.wait()?)));
                         }
                         // The root of short broadcasts may have sent them all before it learns of a failure.
                         let outcome = outcome.and_then(|()| comm.barrier());
@@ -681,7 +685,7 @@ fn a_rank_that_leaves_is_named() {
         let memory = device.allocate(400_000).unwrap();
         let call = user.call(&raw(Op::AllReduce, DType::F32, 100_000, 0), memory, memory);
         // SAFETY: the memory is never freed.
-        let error = unsafe { comm.exec.start_prepared(call) }.and_then(|work| Ok(work.wait()?)).unwrap_err();
+        let error = unsafe { comm.exec.start_checked(call) }.and_then(|work| Ok(work.wait()?)).unwrap_err();
         assert_eq!(error.culprit(), Some(1), "{error}");
         device.synchronise(user.stream);
     });
@@ -696,7 +700,7 @@ fn calls_that_do_not_match() {
             let memory = device.allocate(400_000).unwrap();
             let call = user.call(&raw(Op::AllReduce, DType::F32, if rank == 0 { count } else { other }, 0), memory, memory);
             // SAFETY: the memory is never freed.
-            let error = unsafe { comm.exec.start_prepared(call) }.and_then(|work| Ok(work.wait()?)).unwrap_err();
+            let error = unsafe { comm.exec.start_checked(call) }.and_then(|work| Ok(work.wait()?)).unwrap_err();
             assert!(matches!(error, Error::Mismatch { .. }), "{error}");
         });
         assert_eq!(bed.moves(), 0, "nothing was written");
@@ -715,13 +719,13 @@ fn streams_that_do_not_come() {
             // The first call makes kolo's stream, for which the driver may wait for all streams.
             let call = user.call(&raw(Op::AllReduce, DType::F32, 100_000, 0), memory, memory);
             // SAFETY: the memory is never freed.
-            unsafe { comm.exec.start_prepared(call) }.unwrap().wait().unwrap();
+            unsafe { comm.exec.start_checked(call) }.unwrap().wait().unwrap();
             both.wait();
             let closed = device.hold_back(user.stream);
             let timeout = (!aborts).then(|| Duration::from_millis(200));
-            let call = user.call(&Raw { timeout, ..raw(Op::AllReduce, DType::F32, 100_000, 0) }, memory, memory);
+            let call = user.call(&Call { timeout, ..raw(Op::AllReduce, DType::F32, 100_000, 0) }, memory, memory);
             // SAFETY: the memory is never freed.
-            let work = unsafe { comm.exec.start_prepared(call) };
+            let work = unsafe { comm.exec.start_checked(call) };
             if aborts {
                 comm.abort();
             }
@@ -751,7 +755,7 @@ fn messages_in_a_row() {
                 let op = if rank == 0 { Op::Send } else { Op::Recv };
                 let call = user.call(&raw(op, DType::U8, count, 1 - rank), send, recv);
                 // SAFETY: the memory is never freed.
-                unsafe { comm.exec.run_prepared(&call).unwrap() };
+                unsafe { comm.exec.submit_checked(&call).unwrap() };
             }
             for (i, memory) in buffers.into_iter().enumerate() {
                 assert!(device.read(user.stream, memory, count).iter().all(|&byte| byte == 2 * round + i as u8));
@@ -771,7 +775,7 @@ fn a_later_call_says_so() {
         let go = || {
             let call = user.call(&raw(Op::AllReduce, DType::F32, 100_000, 0), memory, memory);
             // SAFETY: the memory is never freed.
-            unsafe { comm.exec.run_prepared(&call) }
+            unsafe { comm.exec.submit_checked(&call) }
         };
         go().unwrap();
         device.synchronise(user.stream);
@@ -808,7 +812,7 @@ fn dropping_waits_for_what_was_given_to_streams() {
                     let user = User::new(&comm, device, stream, Path::Staged);
                     let call = user.call(&raw(Op::AllReduce, DType::F32, count, 0), memory, memory);
                     // SAFETY: the memory is never freed.
-                    unsafe { comm.exec.run_prepared(&call).unwrap() };
+                    unsafe { comm.exec.submit_checked(&call).unwrap() };
                 }
                 drop(comm);
                 let got = device.read(stream, memory, count * 4);
@@ -827,7 +831,7 @@ fn areas_after_many_allocations() {
         let go = |memory: Address| {
             let call = user.call(&raw(Op::AllReduce, DType::F32, 20_000, 0), memory, memory);
             // SAFETY: the memory is never freed.
-            unsafe { comm.exec.start_prepared(call) }.and_then(|work| Ok(work.wait()?)).unwrap();
+            unsafe { comm.exec.start_checked(call) }.and_then(|work| Ok(work.wait()?)).unwrap();
         };
         let hidden = device.allocate(80_000).unwrap();
         device.hide(hidden);

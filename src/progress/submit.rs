@@ -83,6 +83,13 @@ impl Executor {
         call.check_in_place(self.rank(), self.world_size()).map_err(|problem| Error::Argument { op, problem })
     }
 
+    /// As [`Executor::check`], for a call on pointers.
+    #[inline(always)]
+    pub(crate) fn check_raw(&self, call: &mut Call) -> Result<()> {
+        let op = call.op;
+        call.check_raw(self.rank(), self.world_size()).map_err(|problem| Error::Argument { op, problem })
+    }
+
     /// Runs a call that was checked, as [`Executor::submit`].
     ///
     /// # Safety
@@ -113,6 +120,20 @@ impl Executor {
         // In this order: a call that is interrupted is queued before it gives the core up.
         let core = self.state.core.try_lock()?;
         self.queue.is_idle().then_some(core)
+    }
+
+    /// Starts a call that was checked.
+    ///
+    /// # Safety
+    ///
+    /// The call's buffers are valid until the operation has ended, and nothing else uses them.
+    pub(crate) unsafe fn start_checked(&self, call: Call) -> Result<Work<()>> {
+        if call.on_device.is_none() {
+            return self.queue_call(call);
+        }
+        self.check_not_failed()?;
+        let work = self.enqueue_one(&call, true, false)?;
+        Ok(work.expect("its end is not left to its stream"))
     }
 
     /// Queues a call that was checked. The caller keeps its buffers until the call has ended.
@@ -224,8 +245,13 @@ impl Executor {
         works.into_iter().map(|work| Ok(work.wait()?)).fold(Ok(()), Result::and)
     }
 
+    /// Returns the failure that ended the communicator.
+    pub(crate) fn failure(&self) -> Option<&Error> {
+        self.state.failure.get().map(|failure| &**failure)
+    }
+
     /// Reports the failure of an earlier call, which may have had no caller that waited for it.
-    pub(super) fn check_not_failed(&self) -> Result<()> {
+    fn check_not_failed(&self) -> Result<()> {
         match self.state.failure.get() {
             Some(first) => Err(Error::Revoked { first: first.clone() }),
             None => Ok(()),

@@ -4,11 +4,10 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use super::work::RawWork;
-use crate::buffer::Source;
-use crate::call::Call;
+use crate::buffer::{RawSlice, RawSliceMut, Source};
+use crate::call::{Call, Counts};
 use crate::communicator::Communicator;
 use crate::error::Result;
-use crate::progress::Raw;
 use crate::types::{DType, Op, Rank, ReduceOp};
 
 /// A collective, a send or a receive on raw memory. Buffers have no lengths: they follow from the
@@ -16,78 +15,78 @@ use crate::types::{DType, Op, Rank, ReduceOp};
 ///
 /// An operation ignores what it does not have: a barrier has no buffers, and the root of an
 /// all-reduce is not read.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a call does nothing before it is prepared and run"]
-pub struct RawCall<'a> {
-    raw: Raw<'a>,
+pub struct RawCall {
+    call: Call,
     stream: *mut c_void,
 }
 
-impl<'a> RawCall<'a> {
+impl RawCall {
     /// Describes an operation on elements of a type. All else is zero, null or absent.
     #[inline]
-    pub const fn new(op: Op, dtype: DType) -> RawCall<'a> {
-        RawCall { raw: Raw::new(op, dtype), stream: std::ptr::null_mut() }
+    pub const fn new(op: Op, dtype: DType) -> RawCall {
+        RawCall { call: Call::raw(op, dtype), stream: std::ptr::null_mut() }
     }
 
     /// Sets the buffers and the count: elements of a buffer, or of one rank's block where the
     /// operation has blocks. A buffer that the operation does not have on this rank may be null,
     /// and so may one without elements. In place as the operation allows.
     #[inline]
-    pub fn buffers(mut self, send: *const u8, recv: *mut u8, count: usize) -> RawCall<'a> {
-        (self.raw.send, self.raw.recv, self.raw.count) = (send, recv, count);
+    pub fn buffers(mut self, send: *const u8, recv: *mut u8, count: usize) -> RawCall {
+        (self.call.send, self.call.recv, self.call.count) = (RawSlice::at(send), RawSliceMut::at(recv), count);
         self
     }
 
     /// Sets the elements of each rank's block that is sent: of `Op::ReduceScatterV` and
     /// `Op::AllToAllV`.
     #[inline]
-    pub fn send_counts(mut self, counts: &'a [usize]) -> RawCall<'a> {
-        self.raw.send_counts = Some(counts);
+    pub fn send_counts(mut self, counts: &[usize]) -> RawCall {
+        self.call.send_counts = Some(Counts::of_raw(counts));
         self
     }
 
     /// Sets the elements of each rank's block that is received: of `Op::AllGatherV` and
     /// `Op::AllToAllV`.
     #[inline]
-    pub fn recv_counts(mut self, counts: &'a [usize]) -> RawCall<'a> {
-        self.raw.recv_counts = Some(counts);
+    pub fn recv_counts(mut self, counts: &[usize]) -> RawCall {
+        self.call.recv_counts = Some(Counts::of_raw(counts));
         self
     }
 
     /// Sets the reduction, of operations that reduce.
     #[inline]
-    pub fn reduce(mut self, redop: ReduceOp) -> RawCall<'a> {
-        self.raw.redop = Some(redop);
+    pub fn reduce(mut self, redop: ReduceOp) -> RawCall {
+        self.call.redop = Some(redop);
         self
     }
 
     /// Sets the root, of operations that have one.
     #[inline]
-    pub fn root(mut self, root: Rank) -> RawCall<'a> {
-        self.raw.root = root;
+    pub fn root(mut self, root: Rank) -> RawCall {
+        self.call.root = root;
         self
     }
 
     /// Sets the rank to which a send goes, or from which a receive comes.
     #[inline]
-    pub fn peer(mut self, peer: Rank) -> RawCall<'a> {
-        self.raw.root = peer;
+    pub fn peer(mut self, peer: Rank) -> RawCall {
+        self.call.root = peer;
         self
     }
 
     /// Makes a receive take the message of any rank. That rank is written to `source`, unless it is
     /// null.
     #[inline]
-    pub fn any_source(mut self, source: *mut i32) -> RawCall<'a> {
-        self.raw.source = Some(Source::Int(source));
+    pub fn any_source(mut self, source: *mut i32) -> RawCall {
+        self.call.source = Some(Source::Int(source));
         self
     }
 
     /// Sets how long the operation may take. Default: the communicator's timeout.
     #[inline]
-    pub fn timeout(mut self, timeout: Duration) -> RawCall<'a> {
-        self.raw.timeout = Some(timeout);
+    pub fn timeout(mut self, timeout: Duration) -> RawCall {
+        self.call.timeout = Some(timeout);
         self
     }
 
@@ -100,7 +99,7 @@ impl<'a> RawCall<'a> {
     /// long as this call is used, and until each call that was prepared from it has been run,
     /// started or dropped.
     #[inline]
-    pub unsafe fn stream(mut self, stream: *mut c_void) -> RawCall<'a> {
+    pub unsafe fn stream(mut self, stream: *mut c_void) -> RawCall {
         self.stream = stream;
         self
     }
@@ -114,14 +113,15 @@ impl<'a> RawCall<'a> {
     /// [`Error::Argument`](crate::Error::Argument) if an argument is wrong;
     /// [`Error::Unsupported`](crate::Error::Unsupported) if a stream or a device cannot take part.
     /// The communicator is as usable as before.
-    pub fn prepare(&self, comm: &Communicator) -> Result<PreparedCall> {
-        let mut call = comm.exec.prepare(&self.raw)?;
-        comm.exec.state.bind(&mut call, self.stream.into())?;
-        Ok(PreparedCall(call))
+    pub fn prepare(mut self, comm: &Communicator) -> Result<PreparedCall> {
+        comm.exec.check_raw(&mut self.call)?;
+        comm.exec.state.bind(&mut self.call, self.stream.into())?;
+        Ok(PreparedCall(self.call))
     }
 
     /// Checks the call as [`RawCall::prepare`] does and executes it as [`PreparedCall::run`] does.
-    /// This is faster than the two functions: the call, which is large, is not moved.
+    /// This is faster than the two functions: the call, which is large, is not moved. It is used up:
+    /// it may not be used again.
     ///
     /// # Safety
     ///
@@ -130,11 +130,12 @@ impl<'a> RawCall<'a> {
     /// # Errors
     ///
     /// Those of both functions.
-    // Inlined, so that what describes the call is not written to memory first.
     #[inline]
-    pub unsafe fn run(&self, comm: &Communicator) -> Result<()> {
+    pub unsafe fn run(&mut self, comm: &Communicator) -> Result<()> {
+        comm.exec.check_raw(&mut self.call)?;
+        comm.exec.state.bind(&mut self.call, self.stream.into())?;
         // SAFETY: passed on.
-        unsafe { comm.exec.run_raw(&self.raw, self.stream.into()) }
+        unsafe { comm.exec.submit_checked(&self.call) }
     }
 }
 
@@ -165,7 +166,7 @@ impl PreparedCall {
     /// Those of the operation; see [`Error`](crate::Error).
     pub unsafe fn run(self, comm: &Communicator) -> Result<()> {
         // SAFETY: passed on.
-        unsafe { comm.exec.run_prepared(&self.0) }
+        unsafe { comm.exec.submit_checked(&self.0) }
     }
 
     /// Starts the operation and returns at once. Operations of one communicator take effect in the
@@ -181,7 +182,7 @@ impl PreparedCall {
     pub unsafe fn start(self, comm: &Communicator) -> Result<RawWork> {
         let on_device = self.0.on_device.clone();
         // SAFETY: passed on.
-        let work = unsafe { comm.exec.start_prepared(self.0)? };
+        let work = unsafe { comm.exec.start_checked(self.0)? };
         Ok(RawWork { work, on_device })
     }
 }
@@ -199,5 +200,5 @@ impl PreparedCall {
 pub unsafe fn run_together(comm: &Communicator, calls: Vec<PreparedCall>) -> Result<()> {
     let calls = calls.into_iter().map(|PreparedCall(call)| call).collect();
     // SAFETY: passed on.
-    unsafe { comm.exec.run_prepared_together(calls) }
+    unsafe { comm.exec.submit_together_checked(calls) }
 }

@@ -65,7 +65,7 @@ fn threads_may_share_public_types() {
     shared::<PreparedCall>();
     shared::<Stopper>();
     // It holds the pointers of the caller as they are.
-    printed::<RawCall<'_>>();
+    printed::<RawCall>();
 }
 
 #[test]

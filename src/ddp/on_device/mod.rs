@@ -12,11 +12,12 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::float::is_of_gradients;
+use crate::buffer::RawSliceMut;
+use crate::call::Call;
 use crate::communicator::Communicator;
 use crate::cuda::device::{Address, Device, Event, Memory, Reduction, Scaling, Stream, StreamId};
 use crate::device::drain;
 use crate::error::{Error, ReducerError, Result};
-use crate::progress::Raw;
 use crate::reduce::{scale_to, scales};
 use crate::types::{DType, Op, Rank, ReduceOp};
 
@@ -239,7 +240,7 @@ impl BucketDevice {
         count: usize,
     ) -> Result<()> {
         // SAFETY: as promised by the caller.
-        unsafe { self.in_place(comm, at, Raw { redop: Some(redop), count, ..Raw::new(Op::AllReduce, dtype) }) }
+        unsafe { self.in_place(comm, at, Call { redop: Some(redop), count, ..Call::raw(Op::AllReduce, dtype) }) }
     }
 
     pub(super) unsafe fn broadcast(
@@ -251,12 +252,12 @@ impl BucketDevice {
         root: Rank,
     ) -> Result<()> {
         // SAFETY: as promised by the caller.
-        unsafe { self.in_place(comm, at, Raw { root, count, ..Raw::new(Op::Broadcast, dtype) }) }
+        unsafe { self.in_place(comm, at, Call { root, count, ..Call::raw(Op::Broadcast, dtype) }) }
     }
 
-    unsafe fn in_place(&self, comm: &Communicator, at: Address, raw: Raw<'_>) -> Result<()> {
-        let buffer = std::ptr::without_provenance_mut(at as usize);
+    unsafe fn in_place(&self, comm: &Communicator, at: Address, call: Call) -> Result<()> {
+        let buffer = RawSliceMut::at(std::ptr::without_provenance_mut(at as usize));
         // SAFETY: as promised by the caller.
-        unsafe { comm.exec.run_on_device(&Raw { send: buffer, recv: buffer, ..raw }, self.own.id) }
+        unsafe { comm.exec.run_on_device(Call { send: buffer.as_const(), recv: buffer, ..call }, self.own.id) }
     }
 }
