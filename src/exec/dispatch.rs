@@ -51,7 +51,7 @@ impl Core {
     /// As for [`Core::run_on_host`].
     #[inline(always)]
     pub(super) unsafe fn run_on_path(&mut self, choice: Option<Choice>, context: &OpContext<'_>, call: &Call) -> Result<()> {
-        let Some(choice) = choice else {
+        let Some(Choice { algorithm, between }) = choice else {
             self.count_in_window(context);
             if call.send.ptr != call.recv.ptr {
                 // SAFETY: the caller vouches for both. On a single rank they are equally long, and
@@ -62,10 +62,19 @@ impl Core {
         };
         // SAFETY: passed on.
         unsafe {
-            match call.dtype {
-                DType::Bool => self.run_on_bools(choice, context, call),
-                _ => self.run_chosen(choice, context, call),
+            let result = match (algorithm, between) {
+                (Algorithm::Window, _) => self.window.as_mut().expect("a layout with windows has one").run(context, call),
+                (Algorithm::Hierarchical, Some(between)) => self.run_hierarchical(context, call, between),
+                (algorithm, _) => {
+                    // No later call may read its messages, and notice that the ranks of this host differ.
+                    self.count_in_window(context);
+                    self.run_by_messages(context.clone(), call, algorithm)
+                }
+            };
+            if call.dtype == DType::Bool {
+                normalise_written(call);
             }
+            result
         }
     }
 
@@ -76,58 +85,22 @@ impl Core {
             window.skip(context);
         }
     }
+}
 
-    /// Runs a collective in the chosen way.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Core::run_on_host`].
-    #[inline(always)]
-    unsafe fn run_chosen(&mut self, choice: Choice, context: &OpContext<'_>, call: &Call) -> Result<()> {
-        // SAFETY: passed on.
-        unsafe {
-            match (choice.algorithm, choice.between) {
-                (Algorithm::Window, _) => self.run_in_shared_memory(context, call),
-                (Algorithm::Hierarchical, Some(between)) => self.run_hierarchical(context, call, between),
-                (algorithm, _) => {
-                    // No later call may read its messages, and notice that the ranks of this host differ.
-                    self.count_in_window(context);
-                    self.run_by_messages(context.clone(), call, algorithm)
-                }
-            }
+/// Makes bools 0 or 1, whatever the peers have sent: all that may have been written, also after a
+/// failure. In place, the other ranks' blocks are scratch memory.
+///
+/// # Safety
+///
+/// As for [`Core::run_on_host`].
+#[cold]
+unsafe fn normalise_written(call: &Call) {
+    let (send, recv) = (call.send, call.recv);
+    // SAFETY: passed on.
+    unsafe {
+        normalise_bools(recv.ptr, recv.len);
+        if send.ptr.addr() <= recv.ptr.addr() && recv.ptr.addr() < send.ptr.addr() + send.len {
+            normalise_bools(send.ptr.cast_mut(), send.len);
         }
-    }
-
-    /// As [`Core::run_chosen`], on bools, which are 0 or 1 whatever the peers have sent.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Core::run_on_host`].
-    #[inline(never)]
-    unsafe fn run_on_bools(&mut self, choice: Choice, context: &OpContext<'_>, call: &Call) -> Result<()> {
-        // SAFETY: passed on.
-        unsafe {
-            let result = self.run_chosen(choice, context, call);
-            // All that may have been written, also after a failure: in place, the other ranks'
-            // blocks are scratch memory.
-            let (send, recv) = (call.send, call.recv);
-            normalise_bools(recv.ptr, recv.len);
-            if send.ptr.addr() <= recv.ptr.addr() && recv.ptr.addr() < send.ptr.addr() + send.len {
-                normalise_bools(send.ptr.cast_mut(), send.len);
-            }
-            result
-        }
-    }
-
-    /// Runs a collective of ranks that are all on this host.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Core::run_on_host`].
-    #[inline(always)]
-    unsafe fn run_in_shared_memory(&mut self, context: &OpContext<'_>, call: &Call) -> Result<()> {
-        let window = self.window.as_mut().expect("a layout with windows has one");
-        // SAFETY: passed on.
-        unsafe { window.run(context, call) }
     }
 }
