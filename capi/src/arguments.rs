@@ -206,38 +206,53 @@ impl Arguments {
     ///
     /// # Safety
     ///
-    /// Counts that are not null are valid for one entry for each rank, as long as the call is used.
-    /// The stream is null or lives, also until what is prepared from the call has been run or
-    /// started.
-    // Without a call, whose result would be a copy: small operations are short.
-    #[inline(always)]
+    /// As for [`Arguments::complete`].
     pub(crate) unsafe fn describe(&self, comm: &Communicator, stream: kolo_stream_t) -> Result<RawCall, Fault> {
-        let mut call = RawCall::new(self.op, dtype(self.dtype)?)
-            .buffers(self.send.cast(), self.recv.cast(), self.count)
-            .root(rank(self.root.0, self.root.1)?);
+        let mut call = self.call()?;
         // SAFETY: passed on.
-        call = unsafe { call.stream(stream) };
+        unsafe { self.complete(&mut call, comm, stream)? };
+        Ok(call)
+    }
+
+    /// The operation on its elements: what [`Arguments::complete`] begins with.
+    #[inline(always)]
+    pub(crate) fn call(&self) -> Result<RawCall, Fault> {
+        Ok(RawCall::new(self.op, dtype(self.dtype)?))
+    }
+
+    /// Sets all else of a call, for the stream.
+    ///
+    /// # Safety
+    ///
+    /// Counts that are not null are valid for one entry for each rank. The stream is null or lives,
+    /// also until what is prepared from the call has been run or started.
+    // In place and inlined: small operations would notice a copy of the call.
+    #[inline(always)]
+    pub(crate) unsafe fn complete(&self, call: &mut RawCall, comm: &Communicator, stream: kolo_stream_t) -> Result<(), Fault> {
+        call.buffers(self.send.cast(), self.recv.cast(), self.count).root(rank(self.root.0, self.root.1)?);
+        // SAFETY: passed on.
+        unsafe { call.stream(stream) };
         if let Some(number) = self.redop {
-            call = call.reduce(redop(number)?);
+            call.reduce(redop(number)?);
         }
         if matches!(self.op, Op::ReduceScatterV | Op::AllToAllV) {
             // SAFETY: passed on.
-            call = call.send_counts(unsafe { slice_of(self.send_counts, comm.world_size(), "send_counts")? });
+            call.send_counts(unsafe { slice_of(self.send_counts, comm.world_size(), "send_counts")? });
         }
         if matches!(self.op, Op::AllGatherV | Op::AllToAllV) {
             // SAFETY: passed on.
-            call = call.recv_counts(unsafe { slice_of(self.recv_counts, comm.world_size(), "recv_counts")? });
+            call.recv_counts(unsafe { slice_of(self.recv_counts, comm.world_size(), "recv_counts")? });
         }
         if let Some(source) = self.source {
             if !source.is_null() {
                 pointer(source, "source")?;
             }
-            call = call.any_source(source);
+            call.any_source(source);
         }
-        match TIMEOUT.get() {
-            Some(timeout) => Ok(call.timeout(timeout)),
-            None => Ok(call),
+        if let Some(timeout) = TIMEOUT.get() {
+            call.timeout(timeout);
         }
+        Ok(())
     }
 }
 

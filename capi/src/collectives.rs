@@ -22,8 +22,9 @@ use crate::held;
 #[inline(never)]
 unsafe fn run(comm: kolo_comm_t, stream: kolo_stream_t, arguments: Arguments) -> kolo_result_t {
     on(comm, |this| {
+        let mut call = arguments.call()?;
         // SAFETY: passed on.
-        let mut call = unsafe { arguments.describe(&this.comm, stream)? };
+        unsafe { arguments.complete(&mut call, &this.comm, stream)? };
         if held::is_open() {
             return held::hold(comm.addr(), [call.prepare(&this.comm)?]);
         }

@@ -274,7 +274,8 @@ mod tests {
 
     /// Receives bools from rank 1.
     fn receive(comm: &Communicator, into: &mut [u8], timeout: Duration) -> Result<()> {
-        let call = RawCall::new(Op::Recv, DType::Bool).peer(1).timeout(timeout);
+        let mut call = RawCall::new(Op::Recv, DType::Bool);
+        call.peer(1).timeout(timeout);
         // SAFETY: `into` is borrowed until the call has ended.
         unsafe { call.buffers(std::ptr::null(), into.as_mut_ptr(), into.len()).run(comm) }
     }

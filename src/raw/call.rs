@@ -33,7 +33,7 @@ impl RawCall {
     /// operation has blocks. A buffer that the operation does not have on this rank may be null,
     /// and so may one without elements. In place as the operation allows.
     #[inline]
-    pub fn buffers(mut self, send: *const u8, recv: *mut u8, count: usize) -> RawCall {
+    pub fn buffers(&mut self, send: *const u8, recv: *mut u8, count: usize) -> &mut RawCall {
         (self.call.send, self.call.recv, self.call.count) = (RawSlice::at(send), RawSliceMut::at(recv), count);
         self
     }
@@ -41,7 +41,7 @@ impl RawCall {
     /// Sets the elements of each rank's block that is sent: of `Op::ReduceScatterV` and
     /// `Op::AllToAllV`.
     #[inline]
-    pub fn send_counts(mut self, counts: &[usize]) -> RawCall {
+    pub fn send_counts(&mut self, counts: &[usize]) -> &mut RawCall {
         self.call.send_counts = Some(Counts::of_raw(counts));
         self
     }
@@ -49,28 +49,28 @@ impl RawCall {
     /// Sets the elements of each rank's block that is received: of `Op::AllGatherV` and
     /// `Op::AllToAllV`.
     #[inline]
-    pub fn recv_counts(mut self, counts: &[usize]) -> RawCall {
+    pub fn recv_counts(&mut self, counts: &[usize]) -> &mut RawCall {
         self.call.recv_counts = Some(Counts::of_raw(counts));
         self
     }
 
     /// Sets the reduction, of operations that reduce.
     #[inline]
-    pub fn reduce(mut self, redop: ReduceOp) -> RawCall {
+    pub fn reduce(&mut self, redop: ReduceOp) -> &mut RawCall {
         self.call.redop = Some(redop);
         self
     }
 
     /// Sets the root, of operations that have one.
     #[inline]
-    pub fn root(mut self, root: Rank) -> RawCall {
+    pub fn root(&mut self, root: Rank) -> &mut RawCall {
         self.call.root = root;
         self
     }
 
     /// Sets the rank to which a send goes, or from which a receive comes.
     #[inline]
-    pub fn peer(mut self, peer: Rank) -> RawCall {
+    pub fn peer(&mut self, peer: Rank) -> &mut RawCall {
         self.call.root = peer;
         self
     }
@@ -78,14 +78,14 @@ impl RawCall {
     /// Makes a receive take the message of any rank. That rank is written to `source`, unless it is
     /// null.
     #[inline]
-    pub fn any_source(mut self, source: *mut i32) -> RawCall {
+    pub fn any_source(&mut self, source: *mut i32) -> &mut RawCall {
         self.call.source = Some(Source::Int(source));
         self
     }
 
     /// Sets how long the operation may take. Default: the communicator's timeout.
     #[inline]
-    pub fn timeout(mut self, timeout: Duration) -> RawCall {
+    pub fn timeout(&mut self, timeout: Duration) -> &mut RawCall {
         self.call.timeout = Some(timeout);
         self
     }
@@ -99,7 +99,7 @@ impl RawCall {
     /// long as this call is used, and until each call that was prepared from it has been run,
     /// started or dropped.
     #[inline]
-    pub unsafe fn stream(mut self, stream: *mut c_void) -> RawCall {
+    pub unsafe fn stream(&mut self, stream: *mut c_void) -> &mut RawCall {
         self.stream = stream;
         self
     }
@@ -113,15 +113,15 @@ impl RawCall {
     /// [`Error::Argument`](crate::Error::Argument) if an argument is wrong;
     /// [`Error::Unsupported`](crate::Error::Unsupported) if a stream or a device cannot take part.
     /// The communicator is as usable as before.
-    pub fn prepare(mut self, comm: &Communicator) -> Result<PreparedCall> {
-        comm.exec.check_raw(&mut self.call)?;
-        comm.exec.state.bind(&mut self.call, self.stream.into())?;
-        Ok(PreparedCall(self.call))
+    pub fn prepare(&self, comm: &Communicator) -> Result<PreparedCall> {
+        let mut call = self.call.clone();
+        comm.exec.check_raw(&mut call)?;
+        comm.exec.state.bind(&mut call, self.stream.into())?;
+        Ok(PreparedCall(call))
     }
 
     /// Checks the call as [`RawCall::prepare`] does and executes it as [`PreparedCall::run`] does.
-    /// This is faster than the two functions: the call, which is large, is not moved. It is used up:
-    /// it may not be used again.
+    /// This is faster than the two functions: the call, which is large, is not copied.
     ///
     /// # Safety
     ///
@@ -133,6 +133,7 @@ impl RawCall {
     #[inline]
     pub unsafe fn run(&mut self, comm: &Communicator) -> Result<()> {
         comm.exec.check_raw(&mut self.call)?;
+        self.call.on_device = None;
         comm.exec.state.bind(&mut self.call, self.stream.into())?;
         // SAFETY: passed on.
         unsafe { comm.exec.submit_checked(&self.call) }

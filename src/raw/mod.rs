@@ -25,7 +25,8 @@
 //! let comm = Communicator::from_env()?;
 //! let mut values = [1.0f32; 8];
 //! let address = values.as_mut_ptr().cast::<u8>();
-//! let call = RawCall::new(Op::AllReduce, DType::F32).buffers(address, address, values.len()).reduce(ReduceOp::Sum);
+//! let mut call = RawCall::new(Op::AllReduce, DType::F32);
+//! call.buffers(address, address, values.len()).reduce(ReduceOp::Sum);
 //! let call = call.prepare(&comm)?;
 //! // SAFETY: the array has eight elements, and nothing else uses it until the call returns. The call was prepared for `comm`.
 //! unsafe { call.run(&comm)? };

@@ -54,9 +54,9 @@ fn messages_are_exchanged_in_place_or_not_at_all_in_one_buffer() {
             let start = words.as_mut_ptr();
             // SAFETY: `words` is borrowed until the call has ended.
             let result = unsafe {
-                let sends = RawCall::new(Op::Send, DType::U32).peer(next).buffers(start.cast(), std::ptr::null_mut(), count);
-                let receives =
-                    RawCall::new(Op::Recv, DType::U32).peer(last).buffers(std::ptr::null(), start.add(1).cast(), count);
+                let (mut sends, mut receives) = (RawCall::new(Op::Send, DType::U32), RawCall::new(Op::Recv, DType::U32));
+                sends.peer(next).buffers(start.cast(), std::ptr::null_mut(), count);
+                receives.peer(last).buffers(std::ptr::null(), start.add(1).cast(), count);
                 run_together(comm, vec![sends.prepare(comm).unwrap(), receives.prepare(comm).unwrap()])
             };
             // Buffers of one element lie side by side.
