@@ -110,7 +110,7 @@ pub use rendezvous::observer;
 pub use communicator::{Builder, Communicator, Pooled, Registered, Scope};
 #[cfg(feature = "cuda")]
 pub use communicator::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
-pub use config::{CopyMode, DevicePath, DeviceWaits, FlagLayout, Transport, WireDType};
+pub use config::choices::*;
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use error::{ArgumentError, CallMismatch, Cause, Elsewhere, Error, ReducerError, Result, StoreError};

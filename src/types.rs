@@ -43,6 +43,16 @@ macro_rules! numbered {
             }
         }
 
+        impl $crate::types::Numbered for $name {
+            fn values() -> &'static [$name] {
+                $name::ALL
+            }
+
+            fn number(self) -> u8 {
+                self as u8
+            }
+        }
+
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.pad(self.name())
@@ -62,6 +72,13 @@ macro_rules! numbered {
     };
 }
 pub(crate) use numbered;
+
+/// An enum by [`numbered`].
+pub(crate) trait Numbered: Copy + fmt::Debug + fmt::Display + std::str::FromStr<Err = UnknownNameError> + 'static {
+    fn values() -> &'static [Self];
+
+    fn number(self) -> u8;
+}
 
 /// A name that is not known, and the names that are.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,11 +1,9 @@
 //! The settings of a communicator: a struct that may grow.
 
 use std::ffi::c_char;
-use std::str::FromStr;
-use std::time::Duration;
 
 use kolo::plan::CostModel;
-use kolo::{Builder, Communicator, UnknownNameError, settings};
+use kolo::{Builder, Communicator, settings};
 
 use crate::fault::Fault;
 use crate::pointers::text;
@@ -14,6 +12,36 @@ use crate::sized::{self, Grows};
 /// The version of kolo_config_t in this header.
 pub const KOLO_CONFIG_VERSION: u32 = 1;
 
+/// Defines the struct as it is written, and lists what its fields say.
+macro_rules! config {
+    ($(#[$meta:meta])* pub struct $name:ident { $($(#[$doc:meta])* pub $field:ident: $type:ty,)* }) => {
+        $(#[$meta])*
+        pub struct $name {
+            $($(#[$doc])* pub $field: $type,)*
+        }
+
+        impl $name {
+            /// Returns the names and values of the fields that are set.
+            ///
+            /// # Safety
+            ///
+            /// Texts are null or end with a zero.
+            unsafe fn given(&self) -> Result<Vec<(&'static str, String)>, Fault> {
+                let mut given = Vec::new();
+                $(
+                    // SAFETY: passed on.
+                    if let Some(value) = unsafe { self.$field.given(concat!("config->", stringify!($field)))? } {
+                        given.push((stringify!($field), value));
+                    }
+                )*
+                Ok(given)
+            }
+        }
+    };
+}
+
+// The test of the header takes this line away, and the brace at the end: cbindgen expands no macros.
+config! {
 /// Settings of a communicator. Initialize it with KOLO_CONFIG_INITIALIZER, or with zeros, `size`
 /// and `version`. A field that is zero or NULL is not set: its value comes from the environment
 /// variable of the same name (`KOLO_TIMEOUT`; for `interfaces`, `KOLO_INTERFACE`), then from the
@@ -111,12 +139,68 @@ pub struct kolo_config_t {
     /// goes on if one of them fails.
     pub rails: *const c_char,
 }
+}
 
 // SAFETY: the struct begins with its size; numbers may be zero, and texts null.
 unsafe impl Grows for kolo_config_t {
     const NAMES: (&'static str, &'static str) = ("config", "config->size");
     // `trace_signal` was added at the same time, in place of a reserved field that had to be 0.
     const FIRST: usize = std::mem::offset_of!(kolo_config_t, trace_dir);
+}
+
+/// A field, as text in the syntax of the variable of its setting.
+trait Field {
+    /// Returns the value; `None` if the field is not set. The field has this name in errors.
+    ///
+    /// # Safety
+    ///
+    /// A text is null or ends with a zero.
+    unsafe fn given(self, what: &'static str) -> Result<Option<String>, Fault>;
+}
+
+/// A count.
+impl Field for u32 {
+    unsafe fn given(self, _: &'static str) -> Result<Option<String>, Fault> {
+        Ok((self > 0).then(|| self.to_string()))
+    }
+}
+
+impl Field for usize {
+    unsafe fn given(self, _: &'static str) -> Result<Option<String>, Fault> {
+        Ok((self > 0).then(|| self.to_string()))
+    }
+}
+
+/// Milliseconds.
+impl Field for u64 {
+    unsafe fn given(self, _: &'static str) -> Result<Option<String>, Fault> {
+        Ok((self > 0).then(|| format!("{self}ms")))
+    }
+}
+
+/// What is on or off.
+impl Field for i32 {
+    unsafe fn given(self, what: &'static str) -> Result<Option<String>, Fault> {
+        match self {
+            0 => Ok(None),
+            1 => Ok(Some("1".to_owned())),
+            -1 => Ok(Some("0".to_owned())),
+            other => Err(Fault::value(what, other, "it must be 1, -1, or 0 for not set")),
+        }
+    }
+}
+
+impl Field for f64 {
+    unsafe fn given(self, _: &'static str) -> Result<Option<String>, Fault> {
+        Ok((self != 0.0).then(|| self.to_string()))
+    }
+}
+
+impl Field for *const c_char {
+    unsafe fn given(self, what: &'static str) -> Result<Option<String>, Fault> {
+        // SAFETY: passed on.
+        Ok(unsafe { text(self, what)? }.map(str::to_owned))
+    }
 }
 
 /// Returns the options that a configuration stands for.
@@ -126,16 +210,36 @@ unsafe impl Grows for kolo_config_t {
 /// `config` is null or points to as many bytes as its first field says; its texts are null or end
 /// with a zero.
 pub(crate) unsafe fn builder(config: *const kolo_config_t) -> Result<Builder, Fault> {
-    let builder = Communicator::builder();
+    let mut builder = Communicator::builder();
     if config.is_null() {
         return Ok(builder);
     }
     // SAFETY: passed on.
     let config = unsafe { sized::read(config)? };
     check_version(&config)?;
-    let builder = numbers(builder, &config)?;
+    let mut tls: [Option<String>; 3] = [const { None }; 3];
     // SAFETY: passed on.
-    let builder = unsafe { security(texts(builder, &config)?, &config)? };
+    for (name, value) in unsafe { config.given()? } {
+        builder = match name {
+            "size" | "version" | "network_latency_us" | "network_gigabytes_per_s" => builder,
+            "job" => builder.job(value),
+            "secret" => builder.secret(settings::parse_secret("secret", &value)?),
+            "secret_file" => builder.secret_file(value),
+            "interfaces" => builder.interface(value),
+            "devices" => builder.devices(value == "1"),
+            "tls_ca" | "tls_cert" | "tls_key" => {
+                tls[["tls_ca", "tls_cert", "tls_key"].iter().position(|file| *file == name).unwrap_or(0)] = Some(value);
+                builder
+            }
+            // The options of the table of settings, by their names there.
+            name => builder.set(name.strip_suffix("_ms").unwrap_or(name), &value)?,
+        };
+    }
+    let builder = match tls {
+        [None, None, None] => builder,
+        [Some(authority), Some(certificate), Some(key)] => builder.tls(authority, certificate, key),
+        _ => return Err(Fault::setting("tls_ca", "", "give tls_ca, tls_cert and tls_key, or none of them")),
+    };
     network(builder, &config)
 }
 
@@ -148,135 +252,6 @@ fn check_version(config: &kolo_config_t) -> Result<(), Fault> {
          library, install the library that it came with"
     );
     Err(Fault::value("config->version", config.version, expected))
-}
-
-/// Sets times, switches and counts.
-fn numbers(mut builder: Builder, config: &kolo_config_t) -> Result<Builder, Fault> {
-    if config.timeout_ms > 0 {
-        builder = builder.timeout(Duration::from_millis(config.timeout_ms));
-    }
-    if config.start_timeout_ms > 0 {
-        builder = builder.start_timeout(Duration::from_millis(config.start_timeout_ms));
-    }
-    if let Some(is_on) = switch(config.reproducible, "config->reproducible")? {
-        builder = builder.reproducible(is_on);
-    }
-    if let Some(is_on) = switch(config.insecure, "config->insecure")? {
-        builder = builder.insecure(is_on);
-    }
-    if let Some(is_on) = switch(config.join, "config->join")? {
-        builder = builder.join(is_on);
-    }
-    if let Some(is_on) = switch(config.devices, "config->devices")? {
-        builder = builder.devices(is_on);
-    }
-    if let Some(is_on) = switch(config.trace_signal, "config->trace_signal")? {
-        builder = builder.trace_signal(is_on);
-    }
-    if config.sockets > 0 {
-        builder = builder.sockets(config.sockets as usize);
-    }
-    Ok(builder)
-}
-
-/// Returns what a field says that is on, off or not set.
-fn switch(given: i32, what: &'static str) -> Result<Option<bool>, Fault> {
-    match given {
-        0 => Ok(None),
-        1 => Ok(Some(true)),
-        -1 => Ok(Some(false)),
-        other => Err(Fault::value(what, other, "it must be 1, -1, or 0 for not set")),
-    }
-}
-
-/// Sets what has a name, and the texts that are taken as they are.
-///
-/// # Safety
-///
-/// The texts of `config` are null or end with a zero.
-unsafe fn texts(mut builder: Builder, config: &kolo_config_t) -> Result<Builder, Fault> {
-    // SAFETY: passed on.
-    unsafe {
-        if let Some(transport) = named(config.transport, "transport")? {
-            builder = builder.transport(transport);
-        }
-        if let Some(copy_mode) = named(config.copy_mode, "copy_mode")? {
-            builder = builder.copy_mode(copy_mode);
-        }
-        if let Some(flag_layout) = named(config.flag_layout, "flag_layout")? {
-            builder = builder.flag_layout(flag_layout);
-        }
-        if let Some(path) = named(config.device_path, "device_path")? {
-            builder = builder.device_path(path);
-        }
-        if let Some(waits) = named(config.device_waits, "device_waits")? {
-            builder = builder.device_waits(waits);
-        }
-        if let Some(dtype) = named(config.wire_dtype, "wire_dtype")? {
-            builder = builder.wire_dtype(dtype);
-        }
-        if let Some(algorithm) = named(config.algorithm, "algorithm")? {
-            builder = builder.algorithm(algorithm);
-        }
-        if let Some(job) = text(config.job, "config->job")? {
-            builder = builder.job(job);
-        }
-        if let Some(host) = text(config.host, "config->host")? {
-            builder = builder.host(host);
-        }
-        if let Some(path) = text(config.topology, "config->topology")? {
-            builder = builder.topology(path);
-        }
-        if let Some(interface) = text(config.interfaces, "config->interfaces")? {
-            builder = builder.interface(interface);
-        }
-        if let Some(rails) = text(config.rails, "config->rails")? {
-            builder = builder.rails(rails);
-        }
-        if let Some(ports) = text(config.ports, "config->ports")? {
-            builder = builder.ports(settings::parse_ports("config->ports", ports)?);
-        }
-        if let Some(name) = text(config.congestion_control, "config->congestion_control")? {
-            builder = builder.congestion_control(name);
-        }
-        if let Some(folder) = text(config.trace_dir, "config->trace_dir")? {
-            builder = builder.trace_dir(folder);
-        }
-        if let Some(folder) = text(config.top_dir, "config->top_dir")? {
-            builder = builder.top_dir(folder);
-        }
-        if let Some(address) = text(config.metrics, "config->metrics")? {
-            builder = builder.metrics(address);
-        }
-    }
-    Ok(builder)
-}
-
-/// Sets the secret and the certificates.
-///
-/// # Safety
-///
-/// As for [`texts`].
-unsafe fn security(mut builder: Builder, config: &kolo_config_t) -> Result<Builder, Fault> {
-    // SAFETY: passed on.
-    unsafe {
-        if let Some(secret) = text(config.secret, "config->secret")? {
-            builder = builder.secret(settings::parse_secret("secret", secret)?);
-        }
-        if let Some(path) = text(config.secret_file, "config->secret_file")? {
-            builder = builder.secret_file(path);
-        }
-        let tls = [
-            text(config.tls_ca, "config->tls_ca")?,
-            text(config.tls_cert, "config->tls_cert")?,
-            text(config.tls_key, "config->tls_key")?,
-        ];
-        match tls {
-            [None, None, None] => Ok(builder),
-            [Some(authority), Some(certificate), Some(key)] => Ok(builder.tls(authority, certificate, key)),
-            _ => Err(Fault::setting("tls_ca", "", "give tls_ca, tls_cert and tls_key, or none of them")),
-        }
-    }
 }
 
 /// Sets the costs of the network, for choosing algorithms.
@@ -295,11 +270,37 @@ fn network(builder: Builder, config: &kolo_config_t) -> Result<Builder, Fault> {
     }
 }
 
-/// # Safety
-///
-/// As for [`text`].
-unsafe fn named<T: FromStr<Err = UnknownNameError>>(from: *const c_char, what: &'static str) -> Result<Option<T>, Fault> {
-    // SAFETY: passed on.
-    let Some(name) = (unsafe { text(from, what)? }) else { return Ok(None) };
-    name.parse().map(Some).map_err(|unknown: UnknownNameError| Fault::setting(what, name, unknown.to_string()))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the configuration with one field set.
+    fn with(set: impl FnOnce(&mut kolo_config_t)) -> Result<Builder, Fault> {
+        // SAFETY: zeros are a configuration without settings.
+        let mut config: kolo_config_t = unsafe { std::mem::zeroed() };
+        (config.size, config.version) = (size_of::<kolo_config_t>(), KOLO_CONFIG_VERSION);
+        set(&mut config);
+        // SAFETY: the texts of the tests end with a zero.
+        unsafe { builder(&raw const config) }
+    }
+
+    #[test]
+    fn fields_are_read_as_the_variables_of_their_settings() {
+        let shown = |builder: Result<Builder, Fault>| format!("{:?}", builder.unwrap());
+        let builder = Communicator::builder;
+        assert_eq!(
+            shown(with(|config| config.copy_mode = c"cma".as_ptr())),
+            format!("{:?}", builder().copy_mode(kolo::CopyMode::Cma))
+        );
+        assert_eq!(shown(with(|config| config.reproducible = -1)), format!("{:?}", builder().reproducible(false)));
+        assert_eq!(shown(with(|config| config.sockets = 3)), format!("{:?}", builder().sockets(3)));
+        assert_eq!(
+            shown(with(|config| config.timeout_ms = 1500)),
+            format!("{:?}", builder().timeout(std::time::Duration::from_millis(1500)))
+        );
+        assert_eq!(shown(with(|config| config.interfaces = c"eth".as_ptr())), format!("{:?}", builder().interface("eth")));
+        assert_eq!(shown(with(|config| config.devices = 1)), format!("{:?}", builder().devices(true)));
+        let wrong = with(|config| config.copy_mode = c"read".as_ptr()).unwrap_err().to_string();
+        assert!(wrong.contains("copy_mode") && wrong.contains("cma"), "{wrong}");
+    }
 }

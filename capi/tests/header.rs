@@ -2,7 +2,8 @@
 //! --test header`.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use cbindgen::{Builder, Config, DocumentationStyle, Language, Style};
 
@@ -28,16 +29,8 @@ const SOURCES: [&str; 18] = [
     "reducer",
 ];
 
-/// The initial values of structs: cbindgen generates no macros for them.
-const INITIALIZERS: &str = "
-// The initial value of a kolo_config_t: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
-#define KOLO_CONFIG_INITIALIZER \\
-  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL }
-
-// The initial value of a kolo_reducer_config_t.
-#define KOLO_REDUCER_CONFIG_INITIALIZER \\
-  { sizeof(kolo_reducer_config_t), KOLO_REDUCER_CONFIG_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL }
-
+/// The initial value of a struct without a version.
+const ERROR_INITIALIZER: &str = "
 // The initial value of a kolo_error_t, before kolo_last_error.
 #define KOLO_ERROR_INITIALIZER \\
   { sizeof(kolo_error_t), 0, 0, 0, 0, 0, 0, 0, 0, { 0 }, { 0 } }
@@ -56,7 +49,54 @@ const CHECKS: &str = "
 #define kolo_comm_init_all(...) KOLO_CHECKED(kolo_comm_init_all(__VA_ARGS__))
 ";
 
+/// The structs with a version: each with its source, and what its comment adds.
+const VERSIONED: [(&str, &str, &str); 2] = [
+    ("config", "KOLO_CONFIG", ": `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`"),
+    ("reducer_config", "KOLO_REDUCER_CONFIG", "."),
+];
+
+fn read(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("src/{name}.rs"))).unwrap()
+}
+
+/// Returns the initial values of structs, for which cbindgen generates no macros.
+fn initializers() -> String {
+    let mut text = String::new();
+    for (source, prefix, comment) in VERSIONED {
+        let kind = format!("{}_t", prefix.to_lowercase());
+        let source = read(source);
+        let fields = source.split(&format!("pub struct {kind} {{")).nth(1).unwrap().split("\n}").next().unwrap();
+        let fields = fields.lines().filter_map(|line| line.trim().strip_prefix("pub ")?.trim_end_matches(',').split_once(": "));
+        let values: Vec<String> = fields
+            .map(|(name, of)| match (name, of) {
+                ("size", _) => format!("sizeof({kind})"),
+                ("version", _) => format!("{prefix}_VERSION"),
+                (_, "f64") => "0.0".to_owned(),
+                (_, pointer) if pointer.starts_with('*') || ["kolo_hook_function_t", "kolo_stream_t"].contains(&pointer) => {
+                    "NULL".to_owned()
+                }
+                _ => "0".to_owned(),
+            })
+            .collect();
+        let values = values.join(", ");
+        text += &format!("\n// The initial value of a {kind}{comment}\n#define {prefix}_INITIALIZER \\\n  {{ {values} }}\n");
+    }
+    text + ERROR_INITIALIZER
+}
+
+/// Returns the path of a source for cbindgen, which expands no macros: without the one around
+/// kolo_config_t.
+fn source(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.rs"));
+    let text = read(name).replace("\nconfig! {\n", "\n").replace("\n}\n}\n", "\n}\n");
+    fs::write(&path, text).unwrap();
+    path
+}
+
 fn generate() -> String {
+    // Tests of one program run at the same time, and write the same files.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = Config {
         language: Language::C,
@@ -69,10 +109,10 @@ fn generate() -> String {
         documentation_style: DocumentationStyle::C99,
         line_length: 120,
         header: Some(fs::read_to_string(root.join("src/header.txt")).unwrap().trim_end().to_owned()),
-        after_includes: Some(INITIALIZERS.trim_end().to_owned()),
+        after_includes: Some(initializers().trim_end().to_owned()),
         ..Config::default()
     };
-    let sources = SOURCES.iter().map(|name| root.join(format!("src/{name}.rs")));
+    let sources = SOURCES.iter().map(|name| source(name));
     let builder = sources.fold(Builder::new().with_config(config), Builder::with_src);
     let mut header = Vec::new();
     builder.generate().expect("cbindgen reads the sources").write(&mut header);

@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 
 use super::connect::{connect, info};
 use super::{Communicator, join};
-use crate::config::{
-    self, CongestionControl, CopyMode, DevicePath, DeviceWaits, FOREVER, FlagLayout, MetricsAddress, Settings, SharedSettings,
-    TlsFiles, Transport, WireDType, process_env,
-};
+use crate::config::choices::*;
+use crate::config::kinds::*;
+use crate::config::{self, Options, Settings, own_settings, process_env, shared_settings};
 use crate::error::{Error, Result};
 use crate::exec::Core;
 use crate::failure::{StatusBoard, name_refused_call, wait_check};
@@ -56,58 +55,14 @@ pub struct Builder {
     job: Option<String>,
     secret: Option<[u8; 32]>,
     secret_file: Option<PathBuf>,
-    algorithm: Option<Algorithm>,
-    transport: Option<Transport>,
-    copy_mode: Option<CopyMode>,
-    flag_layout: Option<FlagLayout>,
-    reproducible: Option<bool>,
-    sockets: Option<usize>,
-    congestion_control: Option<String>,
-    devices: Option<bool>,
-    device_path: Option<DevicePath>,
-    device_waits: Option<DeviceWaits>,
-    wire_dtype: Option<WireDType>,
-    model: Option<CostModel>,
-    timeout: Option<Duration>,
-    start_timeout: Option<Duration>,
-    host: Option<String>,
-    topology: Option<String>,
-    interface: Option<String>,
-    rails: Option<String>,
-    ports: Option<RangeInclusive<u16>>,
-    insecure: Option<bool>,
-    join: Option<bool>,
     list_lifetime: Option<Duration>,
-    trace_dir: Option<PathBuf>,
-    trace_signal: Option<bool>,
-    top_dir: Option<PathBuf>,
-    metrics: Option<String>,
-    tls: Option<TlsFiles>,
+    options: Options,
 }
 
 /// Whether there is a secret, but not the secret, and the URL of the store without its password.
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Builder { rank, world_size, store, store_object, store_is_served, job, secret, secret_file, .. } = self;
-        let Builder { algorithm, transport, copy_mode, flag_layout, reproducible, sockets, model, .. } = self;
-        let Builder { congestion_control, devices, device_path, device_waits, wire_dtype, .. } = self;
-        let Builder {
-            timeout,
-            start_timeout,
-            host,
-            topology,
-            interface,
-            rails,
-            ports,
-            insecure,
-            join,
-            trace_dir,
-            trace_signal,
-            top_dir,
-            metrics,
-            tls,
-            ..
-        } = self;
+        let Builder { rank, world_size, store, store_object, store_is_served, job, secret, secret_file, options, .. } = self;
         f.debug_struct("Builder")
             .field("rank", rank)
             .field("world_size", world_size)
@@ -117,35 +72,32 @@ impl fmt::Debug for Builder {
             .field("job", job)
             .field("secret", &secret.map(|_| "***"))
             .field("secret_file", secret_file)
-            .field("algorithm", algorithm)
-            .field("transport", transport)
-            .field("copy_mode", copy_mode)
-            .field("flag_layout", flag_layout)
-            .field("reproducible", reproducible)
-            .field("sockets", sockets)
-            .field("congestion_control", congestion_control)
-            .field("devices", devices)
-            .field("device_path", device_path)
-            .field("device_waits", device_waits)
-            .field("wire_dtype", wire_dtype)
-            .field("cost_model", model)
-            .field("timeout", timeout)
-            .field("start_timeout", start_timeout)
-            .field("host", host)
-            .field("topology", topology)
-            .field("interface", interface)
-            .field("rails", rails)
-            .field("ports", ports)
-            .field("insecure", insecure)
-            .field("join", join)
-            .field("trace_dir", trace_dir)
-            .field("trace_signal", trace_signal)
-            .field("top_dir", top_dir)
-            .field("metrics", metrics)
-            .field("tls", tls)
+            .field("options", options)
             .finish()
     }
 }
+
+/// Defines a method of [`Builder`] for each row of the table of settings.
+macro_rules! define_methods {
+    (
+        ($builder:ident) => $options:expr;
+        $($(#[$doc:meta])* $name:ident($($argument:ident: $given:ty),+) as $kind:ty = $default:expr, $($variable:literal),+;)*
+    ) => {
+        impl Builder {
+            $(
+                $(#[$doc])*
+                pub fn $name(mut self, $($argument: $given),+) -> Self {
+                    let $builder = &mut self;
+                    $options.$name = Some(<$kind as Kind>::check(stringify!($name), ($($argument.into()),+)));
+                    self
+                }
+            )*
+        }
+    };
+}
+
+shared_settings! { define_methods! { (builder) => builder.options.shared; } }
+own_settings! { define_methods! { (builder) => builder.options; } }
 
 impl Builder {
     /// Sets the rank of this process.
@@ -218,212 +170,15 @@ impl Builder {
         self
     }
 
-    /// Sets the algorithm for all operations that have it. Rank 0's value applies to all ranks.
-    pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
-        self.algorithm = Some(algorithm);
-        self
-    }
-
-    /// Sets how ranks exchange data. Rank 0's value applies to all ranks.
-    pub fn transport(mut self, transport: Transport) -> Self {
-        self.transport = Some(transport);
-        self
-    }
-
-    /// Sets how 1 MiB and more of private memory gets from one process of a host to another. Rank
-    /// 0's value applies to all ranks.
-    pub fn copy_mode(mut self, copy_mode: CopyMode) -> Self {
-        self.copy_mode = Some(copy_mode);
-        self
-    }
-
-    /// Sets how ranks of a host learn that all have reached a phase. Rank 0's value applies to all
-    /// ranks.
-    pub fn flag_layout(mut self, flag_layout: FlagLayout) -> Self {
-        self.flag_layout = Some(flag_layout);
-        self
-    }
-
-    /// Sets whether reductions have the same bits with every transport, layout and size: they then
-    /// reduce in the order of ranks. Rank 0's value applies to all ranks.
-    pub fn reproducible(mut self, reproducible: bool) -> Self {
-        self.reproducible = Some(reproducible);
-        self
-    }
-
-    /// Sets the number of TCP connections that share the work of one link, 1 to 64. By default it is
-    /// 1, and 4 where the round trip is long and the congestion control is not BBR. Rank 0's value applies to all
-    /// ranks.
-    pub fn sockets(mut self, sockets: usize) -> Self {
-        self.sockets = Some(sockets);
-        self
-    }
-
-    /// Sets the congestion control of this rank's TCP connections, for what it sends: `auto`,
-    /// `system`, or a name that the system knows, such as `cubic`. By default it is BBR where the
-    /// round trip takes 2 ms or more and the system has it, Reno inside a machine, and otherwise the
-    /// system's.
-    pub fn congestion_control(mut self, name: impl Into<String>) -> Self {
-        self.congestion_control = Some(name.into());
-        self
-    }
-
-    /// Sets whether buffers may be in the memory of GPUs. Rank 0's value applies to all ranks. By
-    /// default they may if rank 0's machine has a driver. They may not if a rank's kolo was built
-    /// without the feature `cuda`. If they may, each call finds out in which memory its buffers are, and ranks tell each other
-    /// before an operation of more than 64 KiB, which takes one or two microseconds inside a host.
-    pub fn devices(mut self, devices: bool) -> Self {
-        self.devices = Some(devices);
-        self
-    }
-
-    /// Sets how data in the memory of GPUs gets from one rank to another. Rank 0's value applies to
-    /// all ranks.
-    pub fn device_path(mut self, path: DevicePath) -> Self {
-        self.device_path = Some(path);
-        self
-    }
-
-    /// Sets where ranks that each have a GPU of their own wait for each other. Rank 0's value applies to
-    /// all ranks.
-    pub fn device_waits(mut self, waits: DeviceWaits) -> Self {
-        self.device_waits = Some(waits);
-        self
-    }
-
-    /// Sets the type of the elements of messages between hosts, in all-reduces, reduces and
-    /// reduce-scatters that sum or average 16 KiB of `f32` or more. With a type of 16 bits, a link
-    /// carries half the bytes. Each host's part is rounded once, all parts are accumulated in `f32`,
-    /// and the result is rounded once; every rank has the same bits. Other operations, and memory
-    /// that the ranks of a host share, are exact; so is everything in reproducible mode. Rank 0's
-    /// value applies to all ranks.
-    pub fn wire_dtype(mut self, dtype: WireDType) -> Self {
-        self.wire_dtype = Some(dtype);
-        self
-    }
-
-    /// Sets the costs with which algorithms are compared, each finite and at least 0, so that those
-    /// between hosts are not measured. Rank 0's value applies to all ranks.
-    pub fn cost_model(mut self, model: CostModel) -> Self {
-        self.model = Some(model);
-        self
-    }
-
-    /// Sets the deadline of each operation, more than 0.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Sets how long ranks wait for each other when they connect, more than 0.
-    pub fn start_timeout(mut self, timeout: Duration) -> Self {
-        self.start_timeout = Some(timeout);
-        self
-    }
-
-    /// Sets the name of this rank's host. Ranks with different host names do not share memory.
-    pub fn host(mut self, host: impl Into<String>) -> Self {
-        self.host = Some(host.into());
-        self
-    }
-
-    /// Sets where this rank's host is in the network: a path such as `rack7` or `pod1/rack7`. If all
-    /// ranks have one, fewer bytes cross the uplinks of racks. The path of a host is that of its lowest
-    /// rank.
-    pub fn topology(mut self, path: impl Into<String>) -> Self {
-        self.topology = Some(path.into());
-        self
-    }
-
-    /// Sets whether a `tcp://` store accepts other machines although the ranks have no secret. Then
-    /// every process that reaches it can join the job, or disturb it.
-    pub fn insecure(mut self, insecure: bool) -> Self {
-        self.insecure = Some(insecure);
-        self
-    }
-
-    /// Sets which network interfaces or addresses may be used, in the syntax of `KOLO_INTERFACE`.
-    pub fn interface(mut self, filter: impl Into<String>) -> Self {
-        self.interface = Some(filter.into());
-        self
-    }
-
-    /// Sets the network interfaces over which the links to other hosts are striped, in the syntax of
-    /// `KOLO_RAILS`, which is that of [`Builder::interface`]: `"eth0,eth1"`.
-    pub fn rails(mut self, filter: impl Into<String>) -> Self {
-        self.rails = Some(filter.into());
-        self
-    }
-
-    /// Sets the ports at which this process listens, for firewalls: to the other ranks, and with the
-    /// store if rank 0 picks its port. All ranks have the same range. It needs one port for every rank of
-    /// a host and one more for the store, or two for every rank if the job grows.
-    pub fn ports(mut self, ports: RangeInclusive<u16>) -> Self {
-        self.ports = Some(ports);
-        self
-    }
-
-    /// Sets a folder where a rank writes the last operations of its communicators when one of them
-    /// fails, as a file for `kolo trace`. The folder is created if it does not exist.
-    pub fn trace_dir(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.trace_dir = Some(folder.into());
-        self
-    }
-
-    /// Sets whether these files are also written when this process receives SIGUSR1. Only then does
-    /// kolo handle the signal, and calls the earlier handler as well. By default the signal ends a
-    /// process that does not handle it.
-    pub fn trace_signal(mut self, on: bool) -> Self {
-        self.trace_signal = Some(on);
-        self
-    }
-
-    /// Sets a folder where the lowest rank of each machine writes a file by which `kolo top` finds
-    /// and enters the job. Only its user can open the file, which holds the secret of the job. The
-    /// rank removes the file when it drops its last communicator. `kolo run` sets such a folder.
-    pub fn top_dir(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.top_dir = Some(folder.into());
-        self
-    }
-
-    /// Sets where this rank serves metrics as Prometheus text, over HTTP: an address and a port as
-    /// in `127.0.0.1:9400`, or a Unix socket as in `unix:/run/kolo-{rank}.sock`. The first rank of a
-    /// machine listens at the port, and each other one at a port that is higher by 1. Every process
-    /// that reaches the address can read the metrics.
+    /// Sets an option from text, in the syntax of its variable: `set("copy_mode", "cma")?` for
+    /// `KOLO_COPY_MODE=cma`. For programs that pass options on, each by the name of its method here.
     ///
-    /// A rank of a world of one serves none. If the address cannot be used, connecting fails.
-    pub fn metrics(mut self, address: impl Into<String>) -> Self {
-        self.metrics = Some(address.into());
-        self
-    }
-
-    /// Encrypts links between hosts by TLS 1.3. The PEM files hold the certificate of the job's
-    /// authority, a certificate that it has signed for the name `kolo`, and the private key of the
-    /// latter. Either all ranks have certificates, or none. Peer info and failure reports do not
-    /// use the links: they are authenticated, but not encrypted.
+    /// # Errors
     ///
-    /// A link starts when both ranks use it, so a send does not return before its receiver has
-    /// called. Without the feature `tls`, connecting fails.
-    pub fn tls(mut self, authority: impl Into<PathBuf>, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
-        self.tls = Some(TlsFiles { authority: authority.into(), certificate: certificate.into(), key: key.into() });
-        self
-    }
-
-    /// Sets whether this process joins a job that has started, as a further rank. Its ranks admit it
-    /// when they call [`Communicator::grow`]; it has no rank and no world size before. It needs the
-    /// store, the name and the secret of the job.
-    ///
-    /// ```no_run
-    /// # fn main() -> kolo::Result<()> {
-    /// let comm = kolo::Communicator::builder().store("file:///shared/job").job("job").join(true).connect()?;
-    /// let mut weights = vec![0.0f32; 1000];
-    /// comm.broadcast(&mut weights, 0)?; // The ranks that were there call this, too.
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn join(mut self, join: bool) -> Self {
-        self.join = Some(join);
-        self
+    /// [`Error::Setting`] if no option has the name, or if its value is wrong.
+    pub fn set(mut self, name: &str, value: &str) -> Result<Self> {
+        self.options.set(name, value)?;
+        Ok(self)
     }
 
     /// Sets after which time a waiting list is replaced. For tests.
@@ -505,72 +260,7 @@ impl Builder {
     /// The settings: the options, otherwise the environment variables.
     fn settings(&self) -> Result<Settings> {
         let mut settings = Settings::from_env(&process_env)?;
-        let SharedSettings {
-            algorithm,
-            transport,
-            copy_mode,
-            reproducible,
-            sockets,
-            devices,
-            device_path,
-            device_waits,
-            flag_layout,
-            wire_dtype,
-            model,
-            measures,
-        } = &mut settings.shared;
-        *algorithm = self.algorithm.or(*algorithm);
-        *transport = self.transport.unwrap_or(*transport);
-        *copy_mode = self.copy_mode.unwrap_or(*copy_mode);
-        *flag_layout = self.flag_layout.unwrap_or(*flag_layout);
-        *reproducible = self.reproducible.unwrap_or(*reproducible);
-        *devices = self.devices.unwrap_or(*devices);
-        *device_path = self.device_path.unwrap_or(*device_path);
-        *device_waits = self.device_waits.unwrap_or(*device_waits);
-        *wire_dtype = self.wire_dtype.unwrap_or(*wire_dtype);
-        *model = self.model.unwrap_or(*model);
-        *measures &= self.model.is_none();
-        if let Some((cost, value)) = model.invalid() {
-            return Err(Error::setting("cost_model", format!("{cost}: {value}"), "finite costs of at least 0"));
-        }
-        if let Some(given) = self.sockets {
-            let checked = config::sockets(given);
-            *sockets = Some(checked.ok_or_else(|| Error::setting("sockets", given.to_string(), config::SOCKETS))?);
-        }
-        if let Some(given) = &self.congestion_control {
-            let control = CongestionControl::parse(given);
-            settings.congestion_control =
-                control.ok_or_else(|| Error::setting("congestion_control", given, config::CONGESTION_CONTROL))?;
-        }
-        for (name, given) in [("timeout", self.timeout), ("start_timeout", self.start_timeout)] {
-            if given.is_some_and(|given| given.is_zero()) {
-                return Err(Error::setting(name, "0", config::DURATION));
-            }
-        }
-        // Longer times count as forever, which can still be added to a point in time.
-        settings.timeout = self.timeout.unwrap_or(settings.timeout).min(FOREVER);
-        settings.start_timeout = self.start_timeout.unwrap_or(settings.start_timeout).min(FOREVER);
-        settings.host = self.host.clone().or(settings.host);
-        if let Some(given) = &self.topology {
-            let path = config::topology_path(given.trim());
-            settings.topology = Some(path.ok_or_else(|| Error::setting("topology", given, config::TOPOLOGY))?);
-        }
-        settings.interface = self.interface.clone().or(settings.interface);
-        settings.rails = self.rails.clone().or(settings.rails);
-        if let Some(ports) = self.ports.clone() {
-            let text = config::ports_text(&ports);
-            settings.ports = Some(config::checked_ports(ports).ok_or_else(|| Error::setting("ports", text, config::PORTS))?);
-        }
-        settings.insecure = self.insecure.unwrap_or(settings.insecure);
-        settings.join = self.join.unwrap_or(settings.join);
-        settings.trace_dir = self.trace_dir.clone().or(settings.trace_dir);
-        settings.trace_signal = self.trace_signal.unwrap_or(settings.trace_signal);
-        settings.top_dir = self.top_dir.clone().or(settings.top_dir);
-        if let Some(given) = &self.metrics {
-            let address = MetricsAddress::parse(given).ok_or_else(|| Error::setting("metrics", given, config::METRICS))?;
-            settings.metrics = Some(address);
-        }
-        settings.tls = self.tls.clone().or(settings.tls);
+        self.options.clone().apply(&mut settings)?;
         trace::prepare(settings.trace_dir.as_ref(), settings.trace_signal, Instant::now() + settings.start_timeout)?;
         Ok(settings)
     }
@@ -718,7 +408,7 @@ impl Builder {
         let mut settings = self.settings()?;
         config::warn_of_unknown_variables(|| true);
         // The links of one process are no network.
-        settings.shared.measures = false;
+        settings.shared.cost_model.are_measured = false;
         if world_size == 0 {
             return Err(Error::setting("world_size", "0", "at least 1"));
         }

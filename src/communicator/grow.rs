@@ -9,7 +9,7 @@ use super::connect::connect;
 use super::{Communicator, OfJob, calls};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::call::Call;
-use crate::config::{Settings, SharedSettings};
+use crate::config::Settings;
 use crate::error::{Error, Result, shown};
 use crate::failure::{Query, QueryError};
 use crate::network::identity::random_number;
@@ -177,7 +177,8 @@ impl Growth<'_> {
 
         let within = Within::new(&*store, number);
         // A communicator of one host does not measure the network, whatever its settings say.
-        let shared = SharedSettings { measures: job.settings.shared.measures, ..comm.exec.state.settings };
+        let mut shared = comm.exec.state.settings;
+        shared.cost_model.are_measured = job.settings.shared.cost_model.are_measured;
         let settings = Settings { shared, ..job.settings.clone() };
         let ended = Ended { growth: self, asked: Mutex::default() };
         let absence = |rank| ended.absence(rank);

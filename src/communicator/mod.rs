@@ -22,7 +22,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::config::WireDType;
+use crate::config::{Transport, WireDType};
 use crate::error::{Cause, Error, Result};
 use crate::exec::Core;
 use crate::failure::CommInfo;
@@ -155,7 +155,7 @@ impl Communicator {
     /// count as on one host.
     pub fn host_count(&self) -> usize {
         match self.exec.state.settings.transport {
-            crate::Transport::Tcp => self.exec.state.info.members.iter().map(|member| &member.host).collect::<HashSet<_>>().len(),
+            Transport::Tcp => self.exec.state.info.members.iter().map(|member| &member.host).collect::<HashSet<_>>().len(),
             _ => self.exec.state.layout.hosts,
         }
     }
@@ -204,7 +204,7 @@ impl Communicator {
         let shares_memory = windows || ranks > MOST_RANKS;
         match (self.exec.state.settings.transport, ranks, hosts) {
             (_, 1, _) => "none",
-            (crate::Transport::Tcp, ..) => "tcp",
+            (Transport::Tcp, ..) => "tcp",
             _ if !shares_memory => "tcp",
             (_, _, 1) => "shm",
             (_, ranks, hosts) if ranks == hosts => "tcp",

@@ -4,59 +4,9 @@ use std::path::PathBuf;
 use std::sync::Once;
 use std::time::Duration;
 
+use super::VARIABLES;
 use crate::error::{Error, Result};
 use crate::{log, sys};
-
-/// The variables that kolo, its program and torch_kolo read or set, in alphabetical order.
-/// `docs/settings.md` describes them.
-pub const VARIABLES: &[&str] = &[
-    "KOLO_ALGORITHM",
-    "KOLO_AS_GLOO",
-    "KOLO_CACHE_DIR",
-    "KOLO_CONGESTION_CONTROL",
-    "KOLO_COPY_MODE",
-    "KOLO_DEVICES",
-    "KOLO_DEVICE_PATH",
-    "KOLO_DEVICE_WAITS",
-    "KOLO_FAILURE_FILE",
-    "KOLO_FLAG_LAYOUT",
-    "KOLO_HOST",
-    "KOLO_INSECURE",
-    "KOLO_INTERFACE",
-    "KOLO_JOB_ID",
-    "KOLO_JOIN",
-    "KOLO_LOCAL_RANK",
-    "KOLO_LOCAL_WORLD_SIZE",
-    "KOLO_LOG",
-    "KOLO_METRICS",
-    "KOLO_NETWORK_BANDWIDTH",
-    "KOLO_NETWORK_LATENCY",
-    "KOLO_PORTS",
-    "KOLO_RAILS",
-    "KOLO_RANK",
-    "KOLO_REPRODUCIBLE",
-    "KOLO_RUN_REMOTE",
-    "KOLO_RUN_SSH",
-    "KOLO_SECRET",
-    "KOLO_SECRET_FILE",
-    "KOLO_SOCKETS",
-    "KOLO_START_TIMEOUT",
-    "KOLO_STORE",
-    "KOLO_STORE_SERVED",
-    "KOLO_TIMEOUT",
-    "KOLO_TLS_CA",
-    "KOLO_TLS_CERT",
-    "KOLO_TLS_KEY",
-    "KOLO_TOPOLOGY",
-    "KOLO_TOP_DIR",
-    "KOLO_TORCH_IMPL",
-    "KOLO_TRACE_DIR",
-    "KOLO_TRACE_SIGNAL",
-    "KOLO_TRANSPORT",
-    "KOLO_UNKNOWN",
-    "KOLO_WIRE_DTYPE",
-    "KOLO_WORLD_SIZE",
-];
 
 /// How the names go on, after `KOLO_`, of variables that kolo's own tests, examples and builds read.
 const OTHERS: [&str; 10] =
@@ -180,13 +130,6 @@ pub fn variable<T>(name: &str, expected: &str, parse_value: impl Fn(&str) -> Opt
 /// Returns a variable's value, or an error that says what it may be.
 pub(crate) fn parse<T>(env: Env<'_>, name: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
     env(name).map(|value| parse(value.trim()).ok_or_else(|| Error::setting(name, &value, expected))).transpose()
-}
-
-pub(super) fn named<T: std::str::FromStr<Err = crate::types::UnknownNameError>>(env: Env<'_>, name: &str) -> Result<Option<T>> {
-    let parse = |value: String| {
-        value.trim().parse().map_err(|error: crate::types::UnknownNameError| Error::setting(name, &value, error.to_string()))
-    };
-    env(name).map(parse).transpose()
 }
 
 /// Parses a duration of the `KOLO_*` variables. `90` and `1.5s` are seconds; other units are `us`,

@@ -237,5 +237,5 @@ fn without_costs(settings: &SharedSettings, layout: Layout, op: Op) -> Option<Ch
 fn by_costs(settings: &SharedSettings, layout: Layout, op: Op, bytes: u64) -> Choice {
     // These two reduce in the order of ranks.
     let forced = if settings.reproducible && op.reduces() { Some(Algorithm::Direct) } else { settings.algorithm };
-    select(op, bytes, layout, &settings.model, forced)
+    select(op, bytes, layout, &settings.cost_model.model, forced)
 }

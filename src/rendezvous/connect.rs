@@ -10,7 +10,7 @@ use super::hosts::exchange_hosts;
 use super::membership::{Membership, gather_members};
 use super::start::Start;
 use super::store::StoreUrl;
-use crate::config::{SharedSettings, TlsFiles, Transport, process_env};
+use crate::config::{SharedSettings, TlsFiles, Transport, failure_file, process_env};
 use crate::error::{Cause, Error, Result, shown};
 use crate::failure::{CancelToken, CommInfo, agree_on_report};
 use crate::network::address;
@@ -73,7 +73,7 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
         offered: Mutex::default(),
         reserve: sys::Reserve::new(),
     });
-    let recorder = Recorder::new(job_rank, start.settings.trace_dir.clone(), start.settings.failure_file.clone());
+    let recorder = Recorder::new(job_rank, start.settings.trace_dir.clone(), failure_file());
     let mut fabric = Fabric::of_network(network.clone(), WORLD, recorder);
 
     // All ranks have the table now, so they also learn why this one fails.

@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
-use crate::config::{CopyMode, DevicePath, DeviceWaits, FlagLayout, SharedSettings, Transport, WireDType};
+use crate::config::SharedSettings;
 use crate::error::{Cause, Error, StoreError};
 use crate::network::peer_info::PeerInfo;
 #[cfg(any(fuzzing, test))]
 use crate::network::peer_info::sample;
-use crate::schedule::Algorithm;
-use crate::schedule::select::{CostModel, LinkCost};
 use crate::types::{DType, Op, Rank};
 use crate::wire::{Reader, Writer};
 
@@ -98,7 +96,6 @@ const MISSING: u64 = 1;
 const DISAGREES: u64 = 2;
 const FORGED: u64 = 3;
 const FAILED: u64 = 4;
-const NO_ALGORITHM: u64 = u64::MAX;
 
 impl PeerTable {
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -107,7 +104,7 @@ impl PeerTable {
             PeerTable::Members { peers, settings } => {
                 // Every rank reads this, so in all these bytes grow with the square of the ranks.
                 writer.number(MEMBERS).alike(peers.iter().map(PeerInfo::encode));
-                write_settings(&mut writer, settings);
+                settings.write(&mut writer);
             }
             PeerTable::Refused(Refusal::Missing { ranks, world_size, waited }) => {
                 writer.number(MISSING).list(ranks, |writer, &rank| _ = writer.number(rank as u64));
@@ -127,7 +124,7 @@ impl PeerTable {
         Some(match reader.number()? {
             MEMBERS => {
                 let peers = reader.alike(PeerInfo::decode)?;
-                PeerTable::Members { peers, settings: read_settings(&mut reader)? }
+                PeerTable::Members { peers, settings: SharedSettings::take(&mut reader)? }
             }
             MISSING => PeerTable::Refused(Refusal::Missing {
                 ranks: reader.list(Reader::size)?,
@@ -143,80 +140,6 @@ impl PeerTable {
             _ => return None,
         })
     }
-}
-
-/// Stands for the number of sockets where each link has as many as its round trip asks for.
-const BY_ROUND_TRIP: u8 = 0;
-
-fn write_settings(writer: &mut Writer, settings: &SharedSettings) {
-    let SharedSettings {
-        algorithm,
-        transport,
-        copy_mode,
-        reproducible,
-        sockets,
-        devices,
-        device_path,
-        device_waits,
-        flag_layout,
-        wire_dtype,
-        model,
-        measures,
-    } = settings;
-    writer.number(algorithm.map_or(NO_ALGORITHM, |algorithm| algorithm as u64));
-    writer
-        .number(*transport as u64)
-        .number(*copy_mode as u64)
-        .number((*reproducible).into())
-        .number(sockets.unwrap_or(BY_ROUND_TRIP).into());
-    writer.number((*devices).into()).number(*device_path as u64).number(*device_waits as u64);
-    writer.number(*flag_layout as u64).number(*wire_dtype as u64).number((*measures).into());
-    let CostModel { network, uplink, local, reduce, window_sync, window_per_byte } = *model;
-    for LinkCost { latency, overhead, per_byte } in [network, uplink, local] {
-        [latency, overhead, per_byte].iter().for_each(|cost| _ = writer.number(cost.to_bits()));
-    }
-    [reduce, window_sync, window_per_byte].iter().for_each(|cost| _ = writer.number(cost.to_bits()));
-}
-
-fn read_settings(reader: &mut Reader<'_>) -> Option<SharedSettings> {
-    let algorithm = match reader.number()? {
-        NO_ALGORITHM => None,
-        number => Some(Algorithm::from_number(number.try_into().ok()?)?),
-    };
-    let transport = Transport::from_number(reader.number()?.try_into().ok()?)?;
-    let copy_mode = CopyMode::from_number(reader.number()?.try_into().ok()?)?;
-    let reproducible = reader.number()? != 0;
-    let sockets = match reader.number()? {
-        number if number == u64::from(BY_ROUND_TRIP) => None,
-        number => Some(crate::config::sockets(number.try_into().ok()?)?),
-    };
-    let devices = reader.number()? != 0;
-    let device_path = DevicePath::from_number(reader.number()?.try_into().ok()?)?;
-    let device_waits = DeviceWaits::from_number(reader.number()?.try_into().ok()?)?;
-    let flag_layout = FlagLayout::from_number(reader.number()?.try_into().ok()?)?;
-    let wire_dtype = WireDType::from_number(reader.number()?.try_into().ok()?)?;
-    let measures = reader.number()? != 0;
-    let mut cost = || reader.number().map(f64::from_bits);
-    let mut link = || Some(LinkCost { latency: cost()?, overhead: cost()?, per_byte: cost()? });
-    let (network, uplink, local) = (link()?, link()?, link()?);
-    let model = CostModel { network, uplink, local, reduce: cost()?, window_sync: cost()?, window_per_byte: cost()? };
-    if model.invalid().is_some() {
-        return None;
-    }
-    Some(SharedSettings {
-        algorithm,
-        transport,
-        copy_mode,
-        reproducible,
-        sockets,
-        devices,
-        device_path,
-        device_waits,
-        flag_layout,
-        wire_dtype,
-        model,
-        measures,
-    })
 }
 
 /// Decodes what a store holds in place of a peer info or the table.
@@ -251,18 +174,12 @@ mod tests {
 
     use super::*;
     use crate::config::Settings;
+    use crate::schedule::select::CostModel;
 
     #[test]
     fn tables_survive_encoding() {
         let mut settings = Settings::default().shared;
-        settings.algorithm = Some(Algorithm::DoubleTree);
-        settings.devices = true;
-        settings.device_path = DevicePath::Staged;
-        settings.device_waits = DeviceWaits::Host;
-        settings.flag_layout = FlagLayout::Hierarchy;
-        settings.wire_dtype = WireDType::BF16;
-        settings.model.local.per_byte = 0.125;
-        settings.measures = true;
+        settings.sockets = Some(3);
         let members = PeerTable::Members { peers: vec![sample(0), sample(1)], settings };
         match PeerTable::decode(&members.encode()) {
             Some(PeerTable::Members { peers, settings: read }) => {
@@ -325,7 +242,7 @@ mod tests {
         for cost in [f64::NAN, f64::INFINITY, -1e-9] {
             for at in 0..12 {
                 let mut settings = Settings::default().shared;
-                let CostModel { network, uplink, local, reduce, window_sync, window_per_byte } = &mut settings.model;
+                let CostModel { network, uplink, local, reduce, window_sync, window_per_byte } = &mut settings.cost_model.model;
                 let links = [network, uplink, local].map(|link| [&mut link.latency, &mut link.overhead, &mut link.per_byte]);
                 *links.into_iter().flatten().chain([reduce, window_sync, window_per_byte]).nth(at).unwrap() = cost;
                 let bytes = PeerTable::Members { peers: vec![sample(0)], settings }.encode();

@@ -50,12 +50,12 @@ impl Core {
     /// together, before the first operation.
     pub(super) fn measure_costs(&mut self, info: &CommInfo) -> Result<()> {
         // What is measured holds for the job, also in communicators that are made later.
-        let measures = std::mem::take(&mut self.settings.measures);
+        let measures = std::mem::take(&mut self.settings.cost_model.are_measured);
         // A forced algorithm needs no costs.
         if !measures || self.settings.algorithm.is_some() {
             return Ok(());
         }
-        let mut model = self.settings.model;
+        let mut model = self.settings.cost_model.model;
         for (class, pair) in self.pairs() {
             let (network, reduce) = self.costs_between(info, class, pair)?;
             if class == PairClass::OtherRack {
@@ -66,7 +66,7 @@ impl Core {
         }
         // The measuring rank sends what it has measured. Every rank that checks finds the same.
         if model.invalid().is_none() {
-            self.settings.model = model;
+            self.settings.cost_model.model = model;
             self.forget_choice();
         }
         Ok(())

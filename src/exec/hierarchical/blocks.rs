@@ -429,7 +429,7 @@ impl Core {
         let lengths = || of_hosts.windows(2).map(|ends| ends[1] - ends[0]);
         let (longest, shortest) = (lengths().max().unwrap_or(0), lengths().min().unwrap_or(0));
         let saved = ((hosts - 1) * longest).saturating_sub(all - shortest) * element;
-        let network = self.settings.model.network;
+        let network = self.settings.cost_model.model.network;
         let later = hosts.saturating_sub(2) as f64 * network.latency;
         if saved as f64 * network.per_byte > later { Algorithm::Ring } else { Algorithm::Direct }
     }
