@@ -150,15 +150,16 @@ pub(crate) struct Arguments {
     count: usize,
     send: *const c_void,
     recv: *mut c_void,
-    send_counts: *const usize,
-    recv_counts: *const usize,
+    /// The counts of all ranks, if the operation has them.
+    send_counts: Option<*const usize>,
+    recv_counts: Option<*const usize>,
     /// For a receive from any rank: where to write that rank.
     source: Option<*mut i32>,
 }
 
 impl Arguments {
     pub(crate) fn of(op: Op, dtype: kolo_dtype_t) -> Arguments {
-        let (send, recv, counts) = (std::ptr::null(), std::ptr::null_mut(), std::ptr::null());
+        let (send, recv) = (std::ptr::null(), std::ptr::null_mut());
         Arguments {
             op,
             dtype,
@@ -167,8 +168,8 @@ impl Arguments {
             count: 0,
             send,
             recv,
-            send_counts: counts,
-            recv_counts: counts,
+            send_counts: None,
+            recv_counts: None,
             source: None,
         }
     }
@@ -178,11 +179,11 @@ impl Arguments {
     }
 
     pub(crate) fn send_counts(self, send_counts: *const usize) -> Arguments {
-        Arguments { send_counts, ..self }
+        Arguments { send_counts: Some(send_counts), ..self }
     }
 
     pub(crate) fn recv_counts(self, recv_counts: *const usize) -> Arguments {
-        Arguments { recv_counts, ..self }
+        Arguments { recv_counts: Some(recv_counts), ..self }
     }
 
     pub(crate) fn reduced(self, redop: kolo_redop_t) -> Arguments {
@@ -235,13 +236,13 @@ impl Arguments {
         if let Some(number) = self.redop {
             call.reduce(redop(number)?);
         }
-        if matches!(self.op, Op::ReduceScatterV | Op::AllToAllV) {
+        if let Some(counts) = self.send_counts {
             // SAFETY: passed on.
-            call.send_counts(unsafe { slice_of(self.send_counts, comm.world_size(), "send_counts")? });
+            call.send_counts(unsafe { slice_of(counts, comm.world_size(), "send_counts")? });
         }
-        if matches!(self.op, Op::AllGatherV | Op::AllToAllV) {
+        if let Some(counts) = self.recv_counts {
             // SAFETY: passed on.
-            call.recv_counts(unsafe { slice_of(self.recv_counts, comm.world_size(), "recv_counts")? });
+            call.recv_counts(unsafe { slice_of(counts, comm.world_size(), "recv_counts")? });
         }
         if let Some(source) = self.source {
             if !source.is_null() {

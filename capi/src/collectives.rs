@@ -1,5 +1,5 @@
-//! The blocking collectives: each returns when this rank's part is done. Inside a host they run on
-//! the caller's thread.
+//! The collectives, one row each: a blocking function, which returns when this rank's part is done and
+//! inside a host runs on the caller's thread, and a nonblocking one.
 //!
 //! In a group the calls are held back; see [`crate::held`].
 
@@ -13,6 +13,8 @@ use crate::codes::kolo_result_t;
 use crate::communicator::{Comm, kolo_comm_t, on};
 use crate::fault::Fault;
 use crate::held;
+use crate::nonblocking::start;
+use crate::work::kolo_work_t;
 
 /// # Safety
 ///
@@ -37,237 +39,147 @@ unsafe fn run(comm: kolo_comm_t, stream: kolo_stream_t, arguments: Arguments) ->
     })
 }
 
-/// Reduces the `send` buffers of all ranks element by element, and writes the result to `recv` on
-/// all ranks. Each buffer has `count` elements. All ranks get the same bits. In place if `send ==
-/// recv`. Inside a host, peers read and write registered buffers in place: see kolo_mem_alloc.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn kolo_all_reduce(
-    send: *const c_void,
-    recv: *mut c_void,
-    count: usize,
-    dtype: kolo_dtype_t,
-    op: kolo_redop_t,
-    comm: kolo_comm_t,
-    stream: kolo_stream_t,
-) -> kolo_result_t {
-    let arguments = Arguments::of(Op::AllReduce, dtype).buffers(send, recv, count).reduced(op);
-    // SAFETY: the caller's buffers are valid, as the header says.
-    unsafe { run(comm, stream, arguments) }
+/// Defines two functions for each operation: one that runs it, and one that starts it. Both have the
+/// arguments of the row, then `comm` and `stream`; the latter also has `work`.
+///
+/// cbindgen expands no macros: the test of the header writes these functions for it.
+macro_rules! operations {
+    ($(
+        $(#[$doc:meta])*
+        $run:ident($($argument:ident: $type:ty),*) => $arguments:expr;
+        $(#[$start_doc:meta])*
+        $start:ident;
+    )*) => {$(
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $run($($argument: $type,)* comm: kolo_comm_t, stream: kolo_stream_t) -> kolo_result_t {
+            // SAFETY: the caller's buffers are valid, as the header says.
+            unsafe { run(comm, stream, $arguments) }
+        }
+
+        $(#[$start_doc])*
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $start(
+            $($argument: $type,)*
+            comm: kolo_comm_t,
+            stream: kolo_stream_t,
+            work: *mut kolo_work_t,
+        ) -> kolo_result_t {
+            // SAFETY: the caller's buffers are valid, as the header says.
+            unsafe { start(comm, stream, work, $arguments) }
+        }
+    )*};
 }
 
-/// As kolo_all_reduce, but only the root gets the result. `recv` of other ranks is not used and may
-/// be NULL.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn kolo_reduce(
-    send: *const c_void,
-    recv: *mut c_void,
-    count: usize,
-    dtype: kolo_dtype_t,
-    op: kolo_redop_t,
-    root: i32,
-    comm: kolo_comm_t,
-    stream: kolo_stream_t,
-) -> kolo_result_t {
-    let arguments = Arguments::of(Op::Reduce, dtype).buffers(send, recv, count).reduced(op).root(root);
-    // SAFETY: the caller's buffers are valid, as the header says.
-    unsafe { run(comm, stream, arguments) }
-}
+operations! {
+    /// Reduces the `send` buffers of all ranks element by element, and writes the result to `recv` on
+    /// all ranks. Each buffer has `count` elements. All ranks get the same bits. In place if `send ==
+    /// recv`. Inside a host, peers read and write registered buffers in place: see kolo_mem_alloc.
+    kolo_all_reduce(send: *const c_void, recv: *mut c_void, count: usize, dtype: kolo_dtype_t, op: kolo_redop_t)
+        => Arguments::of(Op::AllReduce, dtype).buffers(send, recv, count).reduced(op);
+    /// Starts kolo_all_reduce and returns at once. Operations of one communicator take effect in the
+    /// order of their calls, blocking or not. The buffers belong to the operation until kolo_work_wait
+    /// or kolo_work_test has reported its end. Until then they must stay valid, `recv` must not be read
+    /// or written, and `send` must not be written. If this fails, `*work` is NULL and no operation was
+    /// started.
+    kolo_start_all_reduce;
 
-/// Copies `send` of the root to `recv` on all ranks. Each buffer has `count` elements. `send` of
-/// other ranks is not used and may be NULL. In place if `send == recv`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn kolo_broadcast(
-    send: *const c_void,
-    recv: *mut c_void,
-    count: usize,
-    dtype: kolo_dtype_t,
-    root: i32,
-    comm: kolo_comm_t,
-    stream: kolo_stream_t,
-) -> kolo_result_t {
-    let arguments = Arguments::of(Op::Broadcast, dtype).buffers(send, recv, count).root(root);
-    // SAFETY: the caller's buffers are valid, as the header says.
-    unsafe { run(comm, stream, arguments) }
-}
+    /// As kolo_all_reduce, but only the root gets the result. `recv` of other ranks is not used and may
+    /// be NULL.
+    kolo_reduce(send: *const c_void, recv: *mut c_void, count: usize, dtype: kolo_dtype_t, op: kolo_redop_t, root: i32)
+        => Arguments::of(Op::Reduce, dtype).buffers(send, recv, count).reduced(op).root(root);
+    /// Starts kolo_reduce.
+    kolo_start_reduce;
 
-/// Concatenates the `send` buffers of all ranks, of `count` elements each, in rank order, and
-/// writes the result to `recv` on all ranks. In place if `send` is this rank's block of `recv`:
-/// `recv + rank * count` elements.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn kolo_all_gather(
-    send: *const c_void,
-    recv: *mut c_void,
-    count: usize,
-    dtype: kolo_dtype_t,
-    comm: kolo_comm_t,
-    stream: kolo_stream_t,
-) -> kolo_result_t {
-    let arguments = Arguments::of(Op::AllGather, dtype).buffers(send, recv, count);
-    // SAFETY: the caller's buffers are valid, as the header says.
-    unsafe { run(comm, stream, arguments) }
-}
+    /// Copies `send` of the root to `recv` on all ranks. Each buffer has `count` elements. `send` of
+    /// other ranks is not used and may be NULL. In place if `send == recv`.
+    kolo_broadcast(send: *const c_void, recv: *mut c_void, count: usize, dtype: kolo_dtype_t, root: i32)
+        => Arguments::of(Op::Broadcast, dtype).buffers(send, recv, count).root(root);
+    /// Starts kolo_broadcast.
+    kolo_start_broadcast;
 
-/// As kolo_all_gather, but rank i sends `counts[i]` elements. `counts` has an entry for each rank
-/// and is the same on all ranks. It is read before this returns.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn kolo_all_gather_v(
-    send: *const c_void,
-    recv: *mut c_void,
-    counts: *const usize,
-    dtype: kolo_dtype_t,
-    comm: kolo_comm_t,
-    stream: kolo_stream_t,
-) -> kolo_result_t {
-    let arguments = Arguments::of(Op::AllGatherV, dtype).buffers(send, recv, 0).recv_counts(counts);
-    // SAFETY: the caller's buffers are valid, as the header says.
-    unsafe { run(comm, stream, arguments) }
-}
+    /// Concatenates the `send` buffers of all ranks, of `count` elements each, in rank order, and
+    /// writes the result to `recv` on all ranks. In place if `send` is this rank's block of `recv`:
+    /// `recv + rank * count` elements.
+    kolo_all_gather(send: *const c_void, recv: *mut c_void, count: usize, dtype: kolo_dtype_t)
+        => Arguments::of(Op::AllGather, dtype).buffers(send, recv, count);
+    /// Starts kolo_all_gather.
+    kolo_start_all_gather;
 
-/// Reduces the `send` buffers of all ranks element by element, and writes block i of the result to
-/// `recv` of rank i. `send` has a block of `count` elements for each rank. In place if `recv` is
-/// this rank's block of `send`: `send + rank * count` elements. The content of the other blocks is
-/// then undefined.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn kolo_reduce_scatter(
-    send: *const c_void,
-    recv: *mut c_void,
-    count: usize,
-    dtype: kolo_dtype_t,
-    op: kolo_redop_t,
-    comm: kolo_comm_t,
-    stream: kolo_stream_t,
-) -> kolo_result_t {
-    let arguments = Arguments::of(Op::ReduceScatter, dtype).buffers(send, recv, count).reduced(op);
-    // SAFETY: the caller's buffers are valid, as the header says.
-    unsafe { run(comm, stream, arguments) }
-}
+    /// As kolo_all_gather, but rank i sends `counts[i]` elements. `counts` has an entry for each rank
+    /// and is the same on all ranks. It is read before this returns.
+    kolo_all_gather_v(send: *const c_void, recv: *mut c_void, counts: *const usize, dtype: kolo_dtype_t)
+        => Arguments::of(Op::AllGatherV, dtype).buffers(send, recv, 0).recv_counts(counts);
+    /// Starts kolo_all_gather_v.
+    kolo_start_all_gather_v;
 
-/// As kolo_reduce_scatter, but block i has `counts[i]` elements. `counts` has an entry for each
-/// rank and is the same on all ranks. It is read before this returns.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn kolo_reduce_scatter_v(
-    send: *const c_void,
-    recv: *mut c_void,
-    counts: *const usize,
-    dtype: kolo_dtype_t,
-    op: kolo_redop_t,
-    comm: kolo_comm_t,
-    stream: kolo_stream_t,
-) -> kolo_result_t {
-    let arguments = Arguments::of(Op::ReduceScatterV, dtype).buffers(send, recv, 0).send_counts(counts).reduced(op);
-    // SAFETY: the caller's buffers are valid, as the header says.
-    unsafe { run(comm, stream, arguments) }
-}
+    /// Reduces the `send` buffers of all ranks element by element, and writes block i of the result to
+    /// `recv` of rank i. `send` has a block of `count` elements for each rank. In place if `recv` is
+    /// this rank's block of `send`: `send + rank * count` elements. The content of the other blocks is
+    /// then undefined.
+    kolo_reduce_scatter(send: *const c_void, recv: *mut c_void, count: usize, dtype: kolo_dtype_t, op: kolo_redop_t)
+        => Arguments::of(Op::ReduceScatter, dtype).buffers(send, recv, count).reduced(op);
+    /// Starts kolo_reduce_scatter.
+    kolo_start_reduce_scatter;
 
-/// Copies block j of `send` of rank i to block i of `recv` of rank j. Both buffers have a block of
-/// `count` elements for each rank. In place if `send == recv`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn kolo_all_to_all(
-    send: *const c_void,
-    recv: *mut c_void,
-    count: usize,
-    dtype: kolo_dtype_t,
-    comm: kolo_comm_t,
-    stream: kolo_stream_t,
-) -> kolo_result_t {
-    let arguments = Arguments::of(Op::AllToAll, dtype).buffers(send, recv, count);
-    // SAFETY: the caller's buffers are valid, as the header says.
-    unsafe { run(comm, stream, arguments) }
-}
+    /// As kolo_reduce_scatter, but block i has `counts[i]` elements. `counts` has an entry for each
+    /// rank and is the same on all ranks. It is read before this returns.
+    kolo_reduce_scatter_v(send: *const c_void, recv: *mut c_void, counts: *const usize, dtype: kolo_dtype_t, op: kolo_redop_t)
+        => Arguments::of(Op::ReduceScatterV, dtype).buffers(send, recv, 0).send_counts(counts).reduced(op);
+    /// Starts kolo_reduce_scatter_v.
+    kolo_start_reduce_scatter_v;
 
-/// As kolo_all_to_all, but block j of `send` has `send_counts[j]` elements and block j of `recv`
-/// has `recv_counts[j]`. A rank must send another rank as many elements as that rank expects. Both
-/// arrays have an entry for each rank and are read before this returns. Not in place.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn kolo_all_to_all_v(
-    send: *const c_void,
-    send_counts: *const usize,
-    recv: *mut c_void,
-    recv_counts: *const usize,
-    dtype: kolo_dtype_t,
-    comm: kolo_comm_t,
-    stream: kolo_stream_t,
-) -> kolo_result_t {
-    let arguments = Arguments::of(Op::AllToAllV, dtype).buffers(send, recv, 0).send_counts(send_counts).recv_counts(recv_counts);
-    // SAFETY: the caller's buffers are valid, as the header says.
-    unsafe { run(comm, stream, arguments) }
-}
+    /// Copies block j of `send` of rank i to block i of `recv` of rank j. Both buffers have a block of
+    /// `count` elements for each rank. In place if `send == recv`.
+    kolo_all_to_all(send: *const c_void, recv: *mut c_void, count: usize, dtype: kolo_dtype_t)
+        => Arguments::of(Op::AllToAll, dtype).buffers(send, recv, count);
+    /// Starts kolo_all_to_all.
+    kolo_start_all_to_all;
 
-/// As kolo_all_gather, but only the root gets the result. `recv` of other ranks is not used and may
-/// be NULL.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn kolo_gather(
-    send: *const c_void,
-    recv: *mut c_void,
-    count: usize,
-    dtype: kolo_dtype_t,
-    root: i32,
-    comm: kolo_comm_t,
-    stream: kolo_stream_t,
-) -> kolo_result_t {
-    let arguments = Arguments::of(Op::Gather, dtype).buffers(send, recv, count).root(root);
-    // SAFETY: the caller's buffers are valid, as the header says.
-    unsafe { run(comm, stream, arguments) }
-}
+    /// As kolo_all_to_all, but block j of `send` has `send_counts[j]` elements and block j of `recv`
+    /// has `recv_counts[j]`. A rank must send another rank as many elements as that rank expects. Both
+    /// arrays have an entry for each rank and are read before this returns. Not in place.
+    kolo_all_to_all_v(send: *const c_void, send_counts: *const usize, recv: *mut c_void, recv_counts: *const usize, dtype: kolo_dtype_t)
+        => Arguments::of(Op::AllToAllV, dtype).buffers(send, recv, 0).send_counts(send_counts).recv_counts(recv_counts);
+    /// Starts kolo_all_to_all_v.
+    kolo_start_all_to_all_v;
 
-/// Copies block i of the root's `send` to `recv` of rank i. `send` has a block of `count` elements
-/// for each rank; on other ranks it is not used and may be NULL. In place if `recv` is this rank's
-/// block of `send`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn kolo_scatter(
-    send: *const c_void,
-    recv: *mut c_void,
-    count: usize,
-    dtype: kolo_dtype_t,
-    root: i32,
-    comm: kolo_comm_t,
-    stream: kolo_stream_t,
-) -> kolo_result_t {
-    let arguments = Arguments::of(Op::Scatter, dtype).buffers(send, recv, count).root(root);
-    // SAFETY: the caller's buffers are valid, as the header says.
-    unsafe { run(comm, stream, arguments) }
-}
+    /// As kolo_all_gather, but only the root gets the result. `recv` of other ranks is not used and may
+    /// be NULL.
+    kolo_gather(send: *const c_void, recv: *mut c_void, count: usize, dtype: kolo_dtype_t, root: i32)
+        => Arguments::of(Op::Gather, dtype).buffers(send, recv, count).root(root);
+    /// Starts kolo_gather.
+    kolo_start_gather;
 
-/// Returns when all ranks have called it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn kolo_barrier(comm: kolo_comm_t, stream: kolo_stream_t) -> kolo_result_t {
-    let arguments = Arguments::of(Op::Barrier, KOLO_UINT8);
-    // SAFETY: the caller's buffers are valid, as the header says.
-    unsafe { run(comm, stream, arguments) }
-}
+    /// Copies block i of the root's `send` to `recv` of rank i. `send` has a block of `count` elements
+    /// for each rank; on other ranks it is not used and may be NULL. In place if `recv` is this rank's
+    /// block of `send`.
+    kolo_scatter(send: *const c_void, recv: *mut c_void, count: usize, dtype: kolo_dtype_t, root: i32)
+        => Arguments::of(Op::Scatter, dtype).buffers(send, recv, count).root(root);
+    /// Starts kolo_scatter.
+    kolo_start_scatter;
 
-/// Sends `count` elements to a rank, which receives the same number of the same type with
-/// kolo_recv. It may wait until that rank has called kolo_recv: two ranks that both send first may
-/// wait for each other until the deadline. For such an exchange use a group, kolo_send_recv or
-/// kolo_start_send.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn kolo_send(
-    send: *const c_void,
-    count: usize,
-    dtype: kolo_dtype_t,
-    peer: i32,
-    comm: kolo_comm_t,
-    stream: kolo_stream_t,
-) -> kolo_result_t {
-    let arguments = Arguments::of(Op::Send, dtype).buffers(send, std::ptr::null_mut(), count).peer(peer);
-    // SAFETY: the caller's buffers are valid, as the header says.
-    unsafe { run(comm, stream, arguments) }
-}
+    /// Returns when all ranks have called it.
+    kolo_barrier()
+        => Arguments::of(Op::Barrier, KOLO_UINT8);
+    /// Starts kolo_barrier.
+    kolo_start_barrier;
 
-/// Receives `count` elements from a rank. Messages of one rank arrive in the order in which it sent
-/// them.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn kolo_recv(
-    recv: *mut c_void,
-    count: usize,
-    dtype: kolo_dtype_t,
-    peer: i32,
-    comm: kolo_comm_t,
-    stream: kolo_stream_t,
-) -> kolo_result_t {
-    let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).peer(peer);
-    // SAFETY: the caller's buffers are valid, as the header says.
-    unsafe { run(comm, stream, arguments) }
+    /// Sends `count` elements to a rank, which receives the same number of the same type with
+    /// kolo_recv. It may wait until that rank has called kolo_recv: two ranks that both send first may
+    /// wait for each other until the deadline. For such an exchange use a group, kolo_send_recv or
+    /// kolo_start_send.
+    kolo_send(send: *const c_void, count: usize, dtype: kolo_dtype_t, peer: i32)
+        => Arguments::of(Op::Send, dtype).buffers(send, std::ptr::null_mut(), count).peer(peer);
+    /// Starts kolo_send. Sends and receives in flight progress side by side.
+    kolo_start_send;
+
+    /// Receives `count` elements from a rank. Messages of one rank arrive in the order in which it sent
+    /// them.
+    kolo_recv(recv: *mut c_void, count: usize, dtype: kolo_dtype_t, peer: i32)
+        => Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).peer(peer);
+    /// Starts kolo_recv.
+    kolo_start_recv;
 }
 
 /// Receives `count` elements from any rank: the first message that arrives and that no earlier

@@ -56,8 +56,8 @@ mod tests {
     use crate::arguments::KOLO_FLOAT32;
     use crate::codes::{KOLO_ERR_ABORTED, KOLO_ERR_ARGUMENT, KOLO_ERR_HANDLE, KOLO_ERR_PEER, KOLO_IN_PROGRESS, KOLO_OK};
     use crate::collectives::kolo_recv;
+    use crate::collectives::kolo_start_recv;
     use crate::communicator::{kolo_comm_abort, kolo_comm_count, kolo_comm_destroy, kolo_comm_init_all, kolo_comm_t};
-    use crate::nonblocking::kolo_start_recv;
     use crate::work::{kolo_work_destroy, kolo_work_wait, kolo_work_wait_timeout};
 
     /// What the function of a test did.

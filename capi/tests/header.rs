@@ -84,12 +84,53 @@ fn initializers() -> String {
     text + ERROR_INITIALIZER
 }
 
-/// Returns the path of a source for cbindgen, which expands no macros: without the one around
-/// kolo_config_t.
+/// Returns a source as cbindgen can read it, which expands no macros: without the one around
+/// kolo_config_t, with the functions that `operations!` defines, and with the numbers of operations.
+fn expanded(name: &str) -> String {
+    let text = read(name).replace("\nconfig! {\n", "\n").replace("\n}\n}\n", "\n}\n");
+    let [run, start] = operations();
+    let numbers = kolo::Op::ALL.iter().map(|op| {
+        let name = if *op == kolo::Op::Alloc { "MEM_ALLOC".to_owned() } else { op.name().to_uppercase() };
+        format!("pub const KOLO_OP_{name}: kolo_op_t = {};\n", *op as u8)
+    });
+    match name {
+        "collectives" => text.replacen("\noperations! {\n", &format!("\n{run}\noperations! {{\n"), 1),
+        "nonblocking" => text.replacen("\n\n", &format!("\n\n{start}\n"), 1),
+        "codes" => {
+            text.replacen("\n// KOLO_OP_ALL_REDUCE", &format!("\n{}\n// KOLO_OP_ALL_REDUCE", numbers.collect::<String>()), 1)
+        }
+        _ => text,
+    }
+}
+
+/// Returns the blocking functions that the rows of `operations!` define, and the nonblocking ones.
+fn operations() -> [String; 2] {
+    let source = read("collectives");
+    let rows = source.split("\noperations! {\n").nth(1).unwrap().split("\n}\n").next().unwrap();
+    let [mut run, mut start] = [String::new(), String::new()];
+    let define = |to: &mut String, doc: &str, name: &str, arguments: &str| {
+        *to += &format!("{doc}#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn {name}({arguments}) -> kolo_result_t {{ 0 }}\n\n");
+    };
+    let (mut doc, mut arguments) = (String::new(), String::new());
+    for line in rows.lines().map(str::trim) {
+        if line.starts_with("///") {
+            doc += &format!("{line}\n");
+        } else if let Some((name, list)) = line.split_once('(').filter(|_| line.starts_with("kolo_")) {
+            let list = list.strip_suffix(')').expect("the arguments of a row are one line");
+            let list = if list.is_empty() { String::new() } else { format!("{list}, ") };
+            arguments = list + "comm: kolo_comm_t, stream: kolo_stream_t";
+            define(&mut run, &std::mem::take(&mut doc), name, &arguments);
+        } else if let Some(name) = line.strip_suffix(';').filter(|_| line.starts_with("kolo_start_")) {
+            define(&mut start, &std::mem::take(&mut doc), name, &format!("{arguments}, work: *mut kolo_work_t"));
+        }
+    }
+    [run, start]
+}
+
+/// Returns the path of a source for cbindgen.
 fn source(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.rs"));
-    let text = read(name).replace("\nconfig! {\n", "\n").replace("\n}\n}\n", "\n}\n");
-    fs::write(&path, text).unwrap();
+    fs::write(&path, expanded(name)).unwrap();
     path
 }
 
@@ -143,9 +184,16 @@ fn every_source_is_in_the_header() {
     let header = generate();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        let source = fs::read_to_string(&path).unwrap();
+        if path.extension().is_none_or(|extension| extension != "rs") {
+            continue;
+        }
+        let source = expanded(path.file_stem().unwrap().to_str().unwrap());
         for after in source.split("#[unsafe(no_mangle)]\n").skip(1) {
             let name = after.split("fn ").nth(1).unwrap().split('(').next().unwrap();
+            // The macro of collectives has a name for each row.
+            if name.starts_with('$') {
+                continue;
+            }
             assert!(name.starts_with("kolo_"), "{name} in {}", path.display());
             assert!(header.contains(&format!("{name}(")), "{name} of {} is not in the header", path.display());
             let is_checked = header.contains(&format!("#define {name}(...) KOLO_CHECKED({name}(__VA_ARGS__))"));
