@@ -11,7 +11,9 @@ use crate::buffer::{RawSlice, RawSliceMut, Source, StreamId};
 use crate::error::{ArgumentError, Error, Result};
 use crate::reduce::Kernel;
 use crate::schedule::{Blocks, Problem, Racks};
-use crate::types::{DType, Descriptor, Element, Op, Rank, ReduceOp, shape_of};
+use crate::types::List::{Received, Sent};
+use crate::types::Part::{self, All, AllAtRoot, AllOf, Nothing, One, OneAtRoot, OwnOf};
+use crate::types::{DType, Descriptor, Element, Op, Rank, ReduceOp, operations, shape_of};
 
 /// More than any process can address: a larger count is a mistake, and is refused before it causes
 /// a fault.
@@ -211,18 +213,17 @@ impl Call {
         if let Some(described) = self.described {
             return Descriptor { seq, ..described };
         }
-        let counts = match self.op {
-            Op::AllGatherV => self.recv_counts.as_ref(),
-            Op::ReduceScatterV => self.send_counts.as_ref(),
-            // Each pair has its own counts, which are compared when the message arrives.
-            _ => None,
+        let counts = match self.op.common_counts() {
+            Some(Received) => self.recv_counts.as_ref(),
+            Some(Sent) => self.send_counts.as_ref(),
+            // Each pair may have its own counts, which are compared when the message arrives.
+            None => None,
         };
-        let has_root = matches!(self.op, Op::Broadcast | Op::Reduce | Op::Gather | Op::Scatter);
         Descriptor {
             op: self.on_behalf_of.unwrap_or(self.op).of_pair(),
             dtype: self.dtype,
             redop: self.redop,
-            root: has_root.then_some(self.root as u32),
+            root: self.op.has_root().then_some(self.root as u32),
             count: counts.map_or(self.count, Counts::total) as u64,
             shape: counts.map_or(0, |counts| counts.shape),
             seq,
@@ -233,10 +234,10 @@ impl Call {
     #[inline(always)]
     pub(crate) fn bytes(&self, world: usize) -> u64 {
         let counts = self.recv_counts.as_ref().or(self.send_counts.as_ref());
-        let elements = match self.op {
-            Op::AllGather | Op::ReduceScatter | Op::AllToAll | Op::Gather | Op::Scatter => self.count * world,
-            Op::AllGatherV | Op::ReduceScatterV | Op::AllToAllV => counts.map_or(0, Counts::total),
-            _ => self.count,
+        let elements = match () {
+            () if self.op.has_counts() => counts.map_or(0, Counts::total),
+            () if self.op.has_blocks() => self.count * world,
+            () => self.count,
         };
         (elements * self.dtype.size()) as u64
     }
@@ -250,27 +251,28 @@ impl Call {
     /// is not used.
     #[inline(always)]
     fn needs(&self, rank: Rank, world: usize) -> Result<[Option<usize>; 2], ArgumentError> {
-        let is_root = rank == self.root;
-        let count = Some(self.count);
         let all = self.count.checked_mul(world).ok_or(ArgumentError::TooMany { count: self.count })?;
-        let total = |counts: &Option<Counts>| counts.as_ref().map(Counts::total);
-        let own = |counts: &Option<Counts>| counts.as_ref().map(|counts| counts.range(rank).len());
-        Ok(match self.op {
-            Op::AllReduce => [count, count],
-            Op::Broadcast => [is_root.then_some(self.count), count],
-            Op::Reduce => [count, is_root.then_some(self.count)],
-            Op::AllGather => [count, Some(all)],
-            Op::AllGatherV => [own(&self.recv_counts), total(&self.recv_counts)],
-            Op::ReduceScatter => [Some(all), count],
-            Op::ReduceScatterV => [total(&self.send_counts), own(&self.send_counts)],
-            Op::AllToAll => [Some(all), Some(all)],
-            Op::AllToAllV => [total(&self.send_counts), total(&self.recv_counts)],
-            Op::Gather => [count, is_root.then_some(all)],
-            Op::Scatter => [is_root.then_some(all), count],
-            Op::Send => [count, None],
-            Op::Recv => [None, count],
-            Op::Barrier | Op::Split | Op::Alloc | Op::Connect | Op::Grow => [None, None],
-        })
+        // In each arm, the part is a constant.
+        macro_rules! by_operation {
+            ($($(#[$meta:meta])* $name:ident = $number:literal, $text:literal, $gives:expr => $gets:expr $(, $reduces:ident)?;)*) => {
+                match self.op { $(Op::$name => [self.needed($gives, rank, all), self.needed($gets, rank, all)],)* }
+            };
+        }
+        Ok(operations! { by_operation! {} })
+    }
+
+    #[inline(always)]
+    fn needed(&self, part: Part, rank: Rank, all: usize) -> Option<usize> {
+        let list = |list| if list == Sent { self.send_counts.as_ref() } else { self.recv_counts.as_ref() };
+        match part {
+            Nothing => None,
+            One => Some(self.count),
+            All => Some(all),
+            OneAtRoot => (rank == self.root).then_some(self.count),
+            AllAtRoot => (rank == self.root).then_some(all),
+            OwnOf(counts) => list(counts).map(|counts| counts.range(rank).len()),
+            AllOf(counts) => list(counts).map(Counts::total),
+        }
     }
 
     /// Bytes that a rank needs in the send and the receive buffer.
@@ -366,13 +368,13 @@ impl Call {
         let size = self.dtype.size();
         let start = |counts: &Option<Counts>| counts.as_ref().map_or(0, |counts| counts.range(rank).start * size);
         let (send, recv) = (self.send.ptr.addr(), self.recv.ptr.addr());
-        match self.op {
-            Op::AllGather | Op::Gather => send == recv + rank * self.count * size,
-            Op::AllGatherV => send == recv + start(&self.recv_counts),
-            Op::ReduceScatter | Op::Scatter => recv == send + rank * self.count * size,
-            Op::ReduceScatterV => recv == send + start(&self.send_counts),
+        match self.op.form() {
+            [One, All | AllAtRoot] => send == recv + rank * self.count * size,
+            [All | AllAtRoot, One] => recv == send + rank * self.count * size,
+            [OwnOf(_), _] => send == recv + start(&self.recv_counts),
+            [_, OwnOf(_)] => recv == send + start(&self.send_counts),
             // In place, each pair would need the same counts in both directions.
-            Op::AllToAllV => false,
+            [AllOf(_), AllOf(_)] => false,
             _ => send == recv,
         }
     }

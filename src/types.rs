@@ -184,48 +184,107 @@ impl ReduceOp {
     }
 }
 
-numbered! {
-    /// An operation.
-    #[non_exhaustive]
-    pub enum Op {
-        /// Every rank gets the reduction of all ranks' buffers.
-        AllReduce = 0, "all_reduce";
-        /// Every rank gets the root's buffer.
-        Broadcast = 1, "broadcast";
-        /// Every rank waits until all ranks have called it.
-        Barrier = 2, "barrier";
-        /// The root gets the reduction of all ranks' buffers.
-        Reduce = 3, "reduce";
-        /// Every rank gets all ranks' buffers, one after the other.
-        AllGather = 4, "all_gather";
-        /// As `AllGather`, with a count for each rank.
-        AllGatherV = 5, "all_gather_v";
-        /// Rank `r` gets block `r` of the reduction.
-        ReduceScatter = 6, "reduce_scatter";
-        /// As `ReduceScatter`, with a count for each rank.
-        ReduceScatterV = 7, "reduce_scatter_v";
-        /// Block `j` of rank `i` becomes block `i` of rank `j`.
-        AllToAll = 8, "all_to_all";
-        /// As `AllToAll`, with a count for each pair.
-        AllToAllV = 9, "all_to_all_v";
-        /// The root gets all ranks' buffers, one after the other.
-        Gather = 10, "gather";
-        /// Rank `r` gets block `r` of the root's buffer.
-        Scatter = 11, "scatter";
-        /// A buffer goes to one peer, which calls `recv`.
-        Send = 12, "send";
-        /// A buffer comes from one peer, which calls `send`.
-        Recv = 13, "recv";
-        /// The communicator is split by colour.
-        Split = 14, "split";
-        /// Every rank gets memory that all ranks of its host map.
-        Alloc = 15, "alloc";
-        /// Ranks connect with each other.
-        Connect = 16, "connect";
-        /// Newcomers are admitted to a larger communicator.
-        Grow = 17, "grow";
-    }
+/// What an operation reads or writes on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Nothing,
+    /// The buffer, or one rank's block.
+    One,
+    /// A block for each rank.
+    All,
+    /// On the root; other ranks have nothing.
+    OneAtRoot,
+    AllAtRoot,
+    /// This rank's block, where each rank's has its own count in this list.
+    OwnOf(List),
+    /// All blocks, whose counts are in this list.
+    AllOf(List),
 }
+
+/// A list of counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum List {
+    Sent,
+    Received,
+}
+
+/// The table of operations: for each its number, which never changes, its name, what a rank gives `=>` gets,
+/// and whether it `reduces`. Passes the rows to a macro.
+macro_rules! operations {
+    ($then:ident! { $($with:tt)* }) => {
+        $then! { $($with)*
+            /// Every rank gets the reduction of all ranks' buffers.
+            AllReduce = 0, "all_reduce", One => One, reduces;
+            /// Every rank gets the root's buffer.
+            Broadcast = 1, "broadcast", OneAtRoot => One;
+            /// Every rank waits until all ranks have called it.
+            Barrier = 2, "barrier", Nothing => Nothing;
+            /// The root gets the reduction of all ranks' buffers.
+            Reduce = 3, "reduce", One => OneAtRoot, reduces;
+            /// Every rank gets all ranks' buffers, one after the other.
+            AllGather = 4, "all_gather", One => All;
+            /// As `AllGather`, with a count for each rank.
+            AllGatherV = 5, "all_gather_v", OwnOf(Received) => AllOf(Received);
+            /// Rank `r` gets block `r` of the reduction.
+            ReduceScatter = 6, "reduce_scatter", All => One, reduces;
+            /// As `ReduceScatter`, with a count for each rank.
+            ReduceScatterV = 7, "reduce_scatter_v", AllOf(Sent) => OwnOf(Sent), reduces;
+            /// Block `j` of rank `i` becomes block `i` of rank `j`.
+            AllToAll = 8, "all_to_all", All => All;
+            /// As `AllToAll`, with a count for each pair.
+            AllToAllV = 9, "all_to_all_v", AllOf(Sent) => AllOf(Received);
+            /// The root gets all ranks' buffers, one after the other.
+            Gather = 10, "gather", One => AllAtRoot;
+            /// Rank `r` gets block `r` of the root's buffer.
+            Scatter = 11, "scatter", AllAtRoot => One;
+            /// A buffer goes to one peer, which calls `recv`.
+            Send = 12, "send", One => Nothing;
+            /// A buffer comes from one peer, which calls `send`.
+            Recv = 13, "recv", Nothing => One;
+            /// The communicator is split by colour.
+            Split = 14, "split", Nothing => Nothing;
+            /// Every rank gets memory that all ranks of its host map.
+            Alloc = 15, "alloc", Nothing => Nothing;
+            /// Ranks connect with each other.
+            Connect = 16, "connect", Nothing => Nothing;
+            /// Newcomers are admitted to a larger communicator.
+            Grow = 17, "grow", Nothing => Nothing;
+        }
+    };
+}
+pub(crate) use operations;
+
+macro_rules! define_op {
+    ($($(#[$meta:meta])* $name:ident = $number:literal, $text:literal, $gives:expr => $gets:expr $(, $reduces:ident)?;)*) => {
+        numbered! {
+            /// An operation.
+            #[non_exhaustive]
+            pub enum Op {
+                $($(#[$meta])* $name = $number, $text;)*
+            }
+        }
+
+        impl Op {
+            /// What a rank gives and gets.
+            pub(crate) const fn form(self) -> [Part; 2] {
+                use List::{Received, Sent};
+                use Part::{All, AllAtRoot, AllOf, Nothing, One, OneAtRoot, OwnOf};
+                match self {
+                    $(Op::$name => [$gives, $gets],)*
+                }
+            }
+
+            /// Whether the operation reduces.
+            pub const fn reduces(self) -> bool {
+                match self {
+                    $(Op::$name => !{ const SAID: &[&str] = &[$(stringify!($reduces))?]; SAID }.is_empty(),)*
+                }
+            }
+        }
+    };
+}
+
+operations! { define_op! {} }
 
 impl Op {
     /// Whether the operation is between two ranks instead of all.
@@ -241,9 +300,29 @@ impl Op {
         }
     }
 
-    /// Whether the operation reduces.
-    pub const fn reduces(self) -> bool {
-        matches!(self, Op::AllReduce | Op::Reduce | Op::ReduceScatter | Op::ReduceScatterV)
+    /// Whether the operation has a root.
+    pub(crate) const fn has_root(self) -> bool {
+        matches!(self.form(), [Part::OneAtRoot | Part::AllAtRoot, _] | [_, Part::OneAtRoot | Part::AllAtRoot])
+    }
+
+    /// Whether a buffer has a block for each rank.
+    pub(crate) const fn has_blocks(self) -> bool {
+        use Part::{All, AllAtRoot, AllOf};
+        matches!(self.form(), [All | AllAtRoot | AllOf(_), _] | [_, All | AllAtRoot | AllOf(_)])
+    }
+
+    /// Whether the operation has a count for each rank.
+    pub(crate) const fn has_counts(self) -> bool {
+        use Part::{AllOf, OwnOf};
+        matches!(self.form(), [OwnOf(_) | AllOf(_), _] | [_, OwnOf(_) | AllOf(_)])
+    }
+
+    /// The list of counts that all ranks give alike, if there is one.
+    pub(crate) const fn common_counts(self) -> Option<List> {
+        match self.form() {
+            [Part::OwnOf(list), _] | [_, Part::OwnOf(list)] => Some(list),
+            _ => None,
+        }
     }
 }
 
