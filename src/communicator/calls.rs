@@ -7,7 +7,7 @@
 use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::call::{Call, Counts};
 use crate::error::{ArgumentError, Error, Result};
-use crate::types::{Element, Op, Rank, ReduceOp};
+use crate::types::{Element, Op, Part, Rank, ReduceOp};
 
 fn refuse(op: Op, problem: ArgumentError) -> Error {
     Error::Argument { op, problem }
@@ -39,6 +39,16 @@ fn counts(op: Op, counts: &[usize], world_size: usize) -> Result<Option<Counts>>
 fn own<T: Element>(buf: RawSliceMut, range: std::ops::Range<usize>) -> RawSliceMut {
     let size = size_of::<T>();
     buf.skip((range.start * size).min(buf.len)).take(range.len() * size)
+}
+
+/// Returns the call of an operation without a root and without a count for each rank: its count is that of
+/// what a rank sends.
+pub(super) fn of<T: Element>(op: Op, send: RawSlice, recv: RawSliceMut, world: usize) -> Result<Call> {
+    let count = match op.form() {
+        [Part::All, _] => block(op, "send", elements::<T>(send.len), world)?,
+        _ => elements::<T>(send.len),
+    };
+    Ok(Call { count, send, recv, ..Call::new::<T>(op) })
 }
 
 pub(super) fn all_reduce<T: Element>(buf: RawSliceMut, redop: ReduceOp) -> Call {
@@ -142,16 +152,6 @@ pub(super) fn reduce_scatter_v_in_place<T: Element>(
     let send_counts = counts(Op::ReduceScatterV, per_rank, world)?;
     let recv = send_counts.as_ref().map_or(RawSliceMut::EMPTY, |counts| own::<T>(buf, counts.range(rank)));
     Ok(Call { redop: Some(redop), send: buf.as_const(), recv, send_counts, ..Call::new::<T>(Op::ReduceScatterV) })
-}
-
-pub(super) fn all_to_all<T: Element>(send: RawSlice, recv: RawSliceMut, world: usize) -> Result<Call> {
-    let count = block(Op::AllToAll, "send", elements::<T>(send.len), world)?;
-    Ok(Call { count, send, recv, ..Call::new::<T>(Op::AllToAll) })
-}
-
-pub(super) fn all_to_all_in_place<T: Element>(buf: RawSliceMut, world: usize) -> Result<Call> {
-    let count = block(Op::AllToAll, "send", elements::<T>(buf.len), world)?;
-    Ok(Call { count, send: buf.as_const(), recv: buf, ..Call::new::<T>(Op::AllToAll) })
 }
 
 pub(super) fn all_to_all_v<T: Element>(

@@ -329,7 +329,7 @@ macro_rules! operations {
             /// # }
             /// ```
             all_to_all, start_all_to_all |comm| (send: input, recv: output)
-                => calls::all_to_all::<T>(send, recv, comm.world_size())?
+                => calls::of::<T>(crate::types::Op::AllToAll, send, recv, comm.world_size())?
         }
         $form! {
             /// [`Communicator::all_to_all`] in place: what this rank receives replaces what it
@@ -346,7 +346,7 @@ macro_rules! operations {
             /// # }
             /// ```
             all_to_all_in_place, start_all_to_all_in_place |comm| (buf: in_place)
-                => calls::all_to_all_in_place::<T>(buf, comm.world_size())?
+                => calls::of::<T>(crate::types::Op::AllToAll, buf.as_const(), buf, comm.world_size())?
         }
         $form! {
             /// [`Communicator::all_to_all`] with a count for each pair: this rank sends

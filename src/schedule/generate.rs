@@ -4,7 +4,7 @@ use super::algorithm::Algorithm;
 use super::problem::Problem;
 use super::step::{BufferRef, Step};
 use super::{barrier, direct, double_tree, doubling, halving, ring, tree, two_level};
-use crate::types::Op;
+use crate::types::{Op, Part};
 
 /// Returns the steps of `problem.rank`.
 ///
@@ -59,11 +59,13 @@ pub(crate) fn steps(algorithm: Algorithm, problem: Problem<'_>) -> Box<dyn Itera
 
 /// In a world of one, copies the input to the output.
 fn alone(p: Problem<'_>) -> Option<Step> {
-    let len = match p.op {
-        Op::AllReduce | Op::Broadcast | Op::Reduce => p.count,
-        Op::AllGather | Op::AllGatherV | Op::Gather => p.recvs.range(0).len(),
-        Op::ReduceScatter | Op::ReduceScatterV | Op::Scatter | Op::AllToAll | Op::AllToAllV => p.sends.range(0).len(),
-        Op::Barrier | Op::Send | Op::Recv | Op::Split | Op::Alloc | Op::Connect | Op::Grow => 0,
+    use Part::{All, AllAtRoot, AllOf, Nothing, One, OneAtRoot};
+    let len = match p.op.form() {
+        [Nothing, _] | [_, Nothing] => 0,
+        [All | AllAtRoot | AllOf(_), _] => p.sends.range(0).len(),
+        [_, All | AllAtRoot | AllOf(_)] => p.recvs.range(0).len(),
+        [One | OneAtRoot, _] => p.count,
+        [Part::OwnOf(_), _] => 0,
     };
     (len > 0).then(|| Step::Copy { src: BufferRef::Input.span(0..len), dst: BufferRef::Output.span(0..len) })
 }

@@ -43,5 +43,7 @@ mod two_level;
 pub use algorithm::Algorithm;
 pub(crate) use compressed::{compressed, segment_of_compressed};
 pub(crate) use generate::steps;
+#[cfg(any(fuzzing, test))]
+pub(crate) use problem::elements;
 pub(crate) use problem::{Blocks, Problem, Racks, chunk};
 pub(crate) use step::{BufferRef, Span, Step};

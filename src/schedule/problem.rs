@@ -143,3 +143,34 @@ pub(crate) fn segments(range: Range<usize>, segment: usize) -> impl Iterator<Ite
         at..range.end.min(at + segment)
     })
 }
+
+/// Returns the elements of a rank's input and output, and where each begins in the other if they are in
+/// place: for tests of every kind of path.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn elements(
+    op: Op,
+    rank: Rank,
+    root: Rank,
+    world: usize,
+    count: usize,
+    blocks: &Blocks<'_>,
+) -> (usize, usize, [usize; 2]) {
+    use crate::types::Part::{All, AllAtRoot, AllOf, Nothing, One, OneAtRoot, OwnOf};
+    let (block, all) = (blocks.range(rank), blocks.range(world - 1).end);
+    let one = if op.has_blocks() { block.len() } else { count };
+    let len = |part| match part {
+        Nothing => 0,
+        One | OwnOf(_) => one,
+        All | AllOf(_) => all,
+        OneAtRoot => one * usize::from(rank == root),
+        AllAtRoot => all * usize::from(rank == root),
+    };
+    let [gives, gets] = op.form();
+    let is_whole = |part| matches!(part, All | AllOf(_)) || part == AllAtRoot && rank == root;
+    let at = match [is_whole(gives), is_whole(gets)] {
+        [false, true] => [block.start, 0],
+        [true, false] => [0, block.start],
+        _ => [0, 0],
+    };
+    (len(gives), len(gets), at)
+}

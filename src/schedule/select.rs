@@ -75,7 +75,20 @@ fn for_each_choice(op: Op, bytes: u64, layout: Layout, model: &CostModel, mut ea
 
 /// Whether the ranks of one host can execute the operation in shared memory.
 pub(crate) const fn has_window(op: Op) -> bool {
-    !matches!(op, Op::AllToAllV | Op::Send | Op::Recv | Op::Split | Op::Alloc | Op::Connect | Op::Grow)
+    matches!(
+        op,
+        Op::AllReduce
+            | Op::Reduce
+            | Op::Broadcast
+            | Op::Barrier
+            | Op::AllGather
+            | Op::AllGatherV
+            | Op::ReduceScatter
+            | Op::ReduceScatterV
+            | Op::AllToAll
+            | Op::Gather
+            | Op::Scatter
+    )
 }
 
 /// Returns the choice that combines shared memory inside hosts with messages between them; `None` if

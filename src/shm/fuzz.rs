@@ -17,12 +17,16 @@ use crate::failure::{CommInfo, OpContext};
 use crate::host_group;
 use crate::host_group::area::{AREA, Area, USABLE};
 use crate::host_group::stage::FIRST;
+use crate::schedule::elements;
+use crate::schedule::select::has_window;
 use crate::sync::Ordering;
 use crate::sys::{Patience, Region};
 use crate::types::{DType, Descriptor, Member, Op, ReduceOp};
 
-const OPS: [Op; 8] =
-    [Op::AllReduce, Op::AllReduce, Op::Reduce, Op::Broadcast, Op::Barrier, Op::AllGather, Op::ReduceScatter, Op::AllToAll];
+/// The operations that run in a window.
+fn ops() -> Vec<Op> {
+    Op::ALL.iter().copied().filter(|op| has_window(*op)).collect()
+}
 
 /// Words of one rank's buffer: for inline, one-shot and segment by segment.
 const COUNTS: [usize; 4] = [1, 6, 500, 40_000];
@@ -32,7 +36,7 @@ const COUNTS: [usize; 4] = [1, 6, 500, 40_000];
 /// fail, but it may not panic, wait forever or access other memory.
 pub(crate) fn fuzz(bytes: &[u8]) {
     let Some((&[what, keeps, count], written)) = bytes.split_first_chunk::<3>() else { return };
-    let (op, count) = (OPS[usize::from(what) % OPS.len()], COUNTS[usize::from(count) % COUNTS.len()]);
+    let (op, count) = (ops()[usize::from(what) % ops().len()], COUNTS[usize::from(count) % COUNTS.len()]);
     let region = Arc::new(Region::heap(2 * AREA));
     // The layout is decided by the setting, or there are groups: both ranks lead one, or the peer
     // leads this rank.
@@ -88,18 +92,12 @@ pub(crate) fn fuzz(bytes: &[u8]) {
         }
     }
     let is_registered = keeps & 4 != 0;
-    let (blocks_in, blocks_out) = match op {
-        Op::Barrier => (0, 0),
-        Op::AllGather => (1, 2),
-        Op::ReduceScatter => (2, 1),
-        Op::AllToAll => (2, 2),
-        _ => (1, 1),
-    };
-    let mut private = [vec![1u64; blocks_in * count], vec![2u64; blocks_out * count]];
-    let (input, output) = if is_registered && blocks_in.max(blocks_out) * count * 16 <= BUFFER {
-        let bytes = |blocks: usize| blocks * count * 8;
-        let input = RawSlice { ptr: registered.at(rank, 0), len: bytes(blocks_in) };
-        (input, RawSliceMut { ptr: registered.at(rank, BUFFER / 2), len: bytes(blocks_out) })
+    let root = usize::from(keeps >> 3 & 1);
+    let (given, got, _) = elements(op, rank, root, 2, count, &Blocks::Even(count));
+    let mut private = [vec![1u64; given], vec![2u64; got]];
+    let (input, output) = if is_registered && given.max(got) * 16 <= BUFFER {
+        let input = RawSlice { ptr: registered.at(rank, 0), len: given * 8 };
+        (input, RawSliceMut { ptr: registered.at(rank, BUFFER / 2), len: got * 8 })
     } else {
         let [input, output] = &mut private;
         (RawSlice::of(input), RawSliceMut::of(output))
@@ -125,6 +123,6 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
     let full: Vec<u8> = (0..USABLE).map(|at| (at % 251) as u8).collect();
     let layouts = [0, 2 << 5, 3 << 5];
     let of = |op| layouts.into_iter().flat_map(move |groups| [(op, 7 | groups, op, false), (op, 3 | groups, 1, true)]);
-    let samples = (0..OPS.len() as u8).flat_map(of);
+    let samples = (0..ops().len() as u8).flat_map(of);
     samples.map(|(op, keeps, count, is_full)| [&[op, keeps, count][..], if is_full { &full } else { &[] }].concat()).collect()
 }

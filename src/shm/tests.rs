@@ -1,7 +1,7 @@
 //! Every collective in a window, run by threads on heap memory and checked against the expected
 //! result.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use super::autotune::{self, TIME_NEEDED};
@@ -20,24 +20,17 @@ use crate::error::{Cause, Error, Result};
 use crate::failure::{CommInfo, OpContext};
 use crate::host_group;
 use crate::host_group::area::{AREA, Area};
+use crate::schedule::elements;
+use crate::schedule::select::has_window;
 use crate::sys::{Domains, PageSize, Patience, Processors, Region, every_case};
 use crate::types::{DType, Descriptor, Member, Op, ReduceOp, mix};
 
 /// Bytes of buffers that are large for every kind of traffic.
 const LARGE: usize = Traffic::Reduced.large();
 
-const OPS: [Op; 10] = [
-    Op::AllReduce,
-    Op::Reduce,
-    Op::Broadcast,
-    Op::Barrier,
-    Op::AllGather,
-    Op::AllGatherV,
-    Op::ReduceScatter,
-    Op::AllToAll,
-    Op::Gather,
-    Op::Scatter,
-];
+/// The operations that run in a window, without those with a count for each rank but one.
+static OPS: LazyLock<Vec<Op>> =
+    LazyLock::new(|| Op::ALL.iter().copied().filter(|op| has_window(*op) && *op != Op::ReduceScatterV).collect());
 
 fn info(rank: usize, ranks: usize, timeout: Duration) -> CommInfo {
     let members = vec![Member { host: "node-a".into(), pid: 1 }; ranks];
@@ -133,20 +126,8 @@ impl RankWindow {
         } else {
             (0..=ranks).map(|rank| rank * count).collect()
         };
-        let (at, block, all) = (offsets[rank], offsets[rank + 1] - offsets[rank], offsets[ranks]);
-        let is_root = rank == root;
-        // Elements of input and output. In place, where the input starts in the output, or the
-        // output in the input.
-        let (inputs, outputs, input_at, output_at) = match op {
-            Op::Barrier => (0, 0, 0, 0),
-            Op::Reduce => (count, if is_root { count } else { 0 }, 0, 0),
-            Op::AllGather | Op::AllGatherV => (block, all, at, 0),
-            Op::Gather => (block, if is_root { all } else { 0 }, if is_root { at } else { 0 }, 0),
-            Op::ReduceScatter => (all, block, 0, at),
-            Op::Scatter => (if is_root { all } else { 0 }, block, 0, if is_root { at } else { 0 }),
-            Op::AllToAll => (all, all, 0, 0),
-            _ => (count, count, 0, 0),
-        };
+        let (at, all) = (offsets[rank], offsets[ranks]);
+        let (inputs, outputs, [input_at, output_at]) = elements(op, rank, root, ranks, count, &Blocks::Listed(&offsets));
         let (input_at, output_at) = if in_place { (input_at, output_at) } else { (0, inputs) };
         assert!((input_at + inputs).max(output_at + outputs) * 8 <= memory.len);
         let at_word = |i: usize| memory.ptr.cast::<u64>().wrapping_add(i);
@@ -225,7 +206,7 @@ fn every_collective() {
             let large = [SLOT / 8, SLOT / 4 + 17, SLOT + 3];
             let sizes: Vec<usize> = [1, 2, 5, 100].into_iter().chain(large.into_iter().filter(|_| !cfg!(miri))).collect();
             for (round, &count) in sizes.iter().enumerate() {
-                for op in OPS {
+                for &op in OPS.iter() {
                     for in_place in [false, true] {
                         rank_window.check(op, count, round % ranks, in_place, round as u64);
                     }
@@ -262,7 +243,7 @@ fn large_buffers() {
         for &ranks in if every_case() { &[2, 3, 5][..] } else { &[2, 3] } {
             on_ranks_with(copy_mode, ranks, LATE, |rank_window, _| {
                 for (round, count) in [LARGE / 8 - 1, LARGE / 8, LARGE / 8 + 77].into_iter().enumerate() {
-                    for (i, op) in OPS.into_iter().enumerate() {
+                    for (i, &op) in OPS.iter().enumerate() {
                         // In turns, unless every case is tried.
                         for in_place in
                             [false, true].into_iter().filter(|&it| every_case() || it == (i + round).is_multiple_of(2))
@@ -300,7 +281,7 @@ fn registered_buffers() {
         let registered = Arc::new(Allocation { region: Arc::new(Region::heap(ranks * part)), part });
         on_ranks(ranks, LATE, |rank_window, rank| {
             rank_window.window.heap().add(registered.clone());
-            for (round, op) in OPS.into_iter().cycle().take(6 * OPS.len()).enumerate() {
+            for (round, &op) in OPS.iter().cycle().take(6 * OPS.len()).enumerate() {
                 let (kind, in_place, root) = (round / OPS.len() % 3, round >= 3 * OPS.len(), round % ranks);
                 let mut private = stale(2 * ranks * (count + 2));
                 let whole = RawSliceMut { ptr: registered.at(rank, 64), len: 8 * private.len() };
@@ -336,7 +317,7 @@ fn pooled_buffers() {
             let len = 16 * ranks * (count + 2);
             let mut block = pool.take(len).unwrap();
             drop(others);
-            for (round, op) in OPS.into_iter().cycle().take(3 * OPS.len()).enumerate() {
+            for (round, &op) in OPS.iter().cycle().take(3 * OPS.len()).enumerate() {
                 if round % 4 == 3 {
                     block = pool.take(len).unwrap();
                 }
@@ -541,7 +522,7 @@ mod in_groups {
         for (ranks, groups) in layouts {
             on_ranks_in(Some(&groups), CopyMode::Auto, ranks, LATE, |rank_window, _| {
                 for (round, count) in [1, 2, 5, 100].into_iter().enumerate() {
-                    for op in OPS {
+                    for &op in OPS.iter() {
                         for in_place in [false, true] {
                             rank_window.check(op, count, (7 * round + 1) % ranks, in_place, round as u64);
                         }

@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::schedule::algorithm::Algorithm;
 use crate::schedule::generate::steps;
-use crate::schedule::problem::{Blocks, Problem, Racks};
+use crate::schedule::problem::{Blocks, Problem, Racks, elements};
 use crate::schedule::step::{BufferRef, Span, Step};
 use crate::types::{Op, Rank, mix};
 
@@ -79,20 +79,11 @@ impl<'a> Case<'a> {
     /// Returns the elements of a rank's input and output, and where the input lies within the
     /// output (or the output within the input) if they are the same memory.
     fn buffers(&self, rank: Rank) -> (usize, usize, [usize; 2]) {
-        let block = self.blocks().range(rank);
-        let all = self.blocks().range(self.world - 1).end;
-        let is_root = rank == self.root;
-        match self.op {
-            Op::AllReduce | Op::Broadcast => (self.count, self.count, [0, 0]),
-            Op::Reduce => (self.count, if is_root { self.count } else { 0 }, [0, 0]),
-            Op::AllGather | Op::AllGatherV => (block.len(), all, [block.start, 0]),
-            Op::ReduceScatter | Op::ReduceScatterV => (all, block.len(), [0, block.start]),
-            Op::AllToAll => (all, all, [0, 0]),
-            Op::Gather => (block.len(), if is_root { all } else { 0 }, [if is_root { block.start } else { 0 }, 0]),
-            Op::Scatter => (if is_root { all } else { 0 }, block.len(), [0, if is_root { block.start } else { 0 }]),
-            Op::Send => (self.count, self.count, [0, 0]),
-            _ => (0, 0, [0, 0]),
+        // A rank sends, and the next one receives.
+        if self.op == Op::Send {
+            return (self.count, self.count, [0, 0]);
         }
+        elements(self.op, rank, self.root, self.world, self.count, &self.blocks())
     }
 
     /// Returns the reduction of all inputs.
