@@ -435,7 +435,8 @@ fn the_checklists_name_files_and_items_that_exist() {
         let mut is_complete = false;
         for (i, word) in checklist.split('`').enumerate() {
             if i % 2 == 0 {
-                is_complete |= word.lines().skip(1).any(|line| line.starts_with(|first: char| first.is_ascii_digit()));
+                let begins = |line: &str| line.starts_with("- ") || line.starts_with(|first: char| first.is_ascii_digit());
+                is_complete |= word.lines().skip(1).any(begins);
             } else if is_path(word) {
                 let text = fs::read_to_string(root().join(word)).unwrap_or_else(|error| panic!("{word}: {error}"));
                 if std::mem::take(&mut is_complete) {

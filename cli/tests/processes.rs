@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::time::Instant;
 
-use common::{Case, DEADLINE, OPS, PATIENCE, check, free_port, patient, random, wait_until};
+use common::{Case, DEADLINE, PATIENCE, check, free_port, ops, patient, random, wait_until};
 use kolo::{Communicator, DType, ReduceOp, Transport};
 use namespaces::Namespaces;
 use runner::Outcome::{self, Left, NotRun, Passed};
@@ -82,7 +82,7 @@ fn work(task: &str) {
 }
 
 fn all_collectives(comm: &Communicator) {
-    for (round, op) in OPS.into_iter().enumerate() {
+    for (round, op) in ops().into_iter().enumerate() {
         for (i, count) in [0, 1, 7, 1000, 60_001].into_iter().enumerate() {
             for in_place in [false, true] {
                 let seed = random(round as u64, i as u64);

@@ -15,7 +15,7 @@ use std::time::Duration;
 use kolo::{Communicator, Transport};
 
 pub(crate) use barrier::Barrier;
-pub(crate) use check::{Case, OPS, check};
+pub(crate) use check::{Case, check, ops};
 pub(crate) use value::Value;
 pub(crate) use wait::{PATIENCE, free_port, fresh, wait_until};
 

@@ -856,7 +856,7 @@ fn work_that_is_dropped_goes_on() {
 fn alone_everything_works_without_a_store() {
     let comm = Communicator::builder().rank(0).world_size(1).connect().unwrap();
     assert_eq!((comm.rank(), comm.world_size(), comm.host_count(), comm.transport_name()), (0, 1, 1, "none"));
-    for op in common::OPS {
+    for op in common::ops() {
         for in_place in [false, true] {
             let case =
                 common::Case { op, dtype: kolo::DType::F32, redop: ReduceOp::Average, count: 5, root: 0, in_place, seed: 1 };

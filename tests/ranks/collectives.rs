@@ -99,7 +99,7 @@ fn every_operation_across_racks() {
                 algorithm.into_iter().fold(builder, kolo::Builder::algorithm)
             };
             run(world, options, |comm| {
-                for (round, op) in common::OPS.into_iter().enumerate() {
+                for (round, op) in common::ops().into_iter().enumerate() {
                     for count in [0, 1, 1000, 70_001] {
                         for in_place in forms(round, count) {
                             let seed = random(round as u64, count as u64);
@@ -148,7 +148,7 @@ fn every_algorithm_of_every_operation() {
                 world,
                 |_, builder| builder.algorithm(*algorithm),
                 |comm| {
-                    for (round, op) in common::OPS.into_iter().enumerate() {
+                    for (round, op) in common::ops().into_iter().enumerate() {
                         let large = (common::all() || (round + world).is_multiple_of(3)).then_some(70_001);
                         for count in [0, 1, world - 1, 1000].into_iter().chain(large) {
                             let seed = random(round as u64, count as u64);
@@ -172,7 +172,7 @@ fn every_operation_across_hosts() {
             |rank: usize, builder: kolo::Builder| builder.host(format!("host{}", hosts[rank])).algorithm(Algorithm::Hierarchical);
         let world = hosts.len();
         run(world, options, |comm| {
-            for (round, op) in common::OPS.into_iter().enumerate() {
+            for (round, op) in common::ops().into_iter().enumerate() {
                 for count in [0, 1, 5, 1000, 70_001] {
                     for in_place in forms(round, count) {
                         let seed = random(round as u64, count as u64);

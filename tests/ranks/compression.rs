@@ -191,7 +191,7 @@ fn all_else_is_exact() {
             }
             is_exact(&comm, "less than 16 KiB", ReduceOp::Sum, 4095);
             for (round, dtype) in DType::ALL.iter().enumerate() {
-                for op in common::OPS {
+                for op in common::ops() {
                     let is_compressed = *dtype == DType::F32 && op.reduces();
                     let redop = if is_compressed { ReduceOp::Max } else { ReduceOp::Sum };
                     if redop.applies_to(*dtype) {

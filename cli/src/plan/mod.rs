@@ -4,6 +4,7 @@ mod plots;
 mod simulate;
 mod timing;
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
@@ -55,20 +56,13 @@ pub(crate) struct Args {
     simulation: simulate::SimulateArgs,
 }
 
-/// Operations that have a choice of algorithms. An operation with a count for each rank has the
-/// same plan as the one without.
-const PLANNED: [Op; 10] = [
-    Op::AllReduce,
-    Op::Broadcast,
-    Op::Barrier,
-    Op::Reduce,
-    Op::AllGather,
-    Op::ReduceScatter,
-    Op::AllToAll,
-    Op::Gather,
-    Op::Scatter,
-    Op::Send,
-];
+/// Operations that have algorithms. An operation with a count for each rank has the same plan as the one
+/// without, and a receive that of its send.
+static PLANNED: LazyLock<Vec<Op>> = LazyLock::new(|| {
+    let has_algorithms = |op| !candidates(op, 0, Layout::even(2, 1), &CostModel::default()).is_empty();
+    let is_planned = |op: &Op| has_algorithms(*op) && *op != Op::Recv && !op.name().ends_with("_v");
+    Op::ALL.iter().copied().filter(is_planned).collect()
+});
 
 fn gigabytes(text: &str) -> Result<f64, String> {
     bandwidth(text.trim()).ok_or_else(|| BANDWIDTH.to_owned())
