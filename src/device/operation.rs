@@ -36,8 +36,20 @@ impl CommState {
     /// Whether the ranks tell each other where the buffers of a call are. It depends only on what
     /// all ranks know.
     pub(super) fn asks(&self, call: &Call) -> bool {
-        let may_differ = matches!(call.op, Op::AllToAllV | Op::Barrier) || call.op.is_point_to_point();
-        self.settings.devices && !may_differ && call.bytes(self.layout.ranks) > SHORT
+        let has_form = matches!(
+            call.op,
+            Op::AllReduce
+                | Op::Reduce
+                | Op::Broadcast
+                | Op::AllGather
+                | Op::AllGatherV
+                | Op::ReduceScatter
+                | Op::ReduceScatterV
+                | Op::AllToAll
+                | Op::Gather
+                | Op::Scatter
+        );
+        self.settings.devices && has_form && call.bytes(self.layout.ranks) > SHORT
     }
 
     /// Whether ranks may be able to reach each other's devices, from what all of them know without

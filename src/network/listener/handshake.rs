@@ -25,10 +25,14 @@
 //! Pure: bytes in, bytes out.
 
 use crate::network::identity::{Identity, Key, MAC, Medium, random};
-use crate::types::Rank;
+use crate::types::{Op, Rank};
 
 /// Changes with every change of what goes over sockets or through shared memory.
-pub(crate) const VERSION: u16 = 15 + cfg!(kolo_next_version) as u16;
+const FORMAT: u16 = 1;
+
+/// Two ranks of one version understand each other. A rank of an older version does not know the numbers
+/// of later operations.
+pub(crate) const VERSION: u16 = FORMAT + Op::ALL.len() as u16 + cfg!(kolo_next_version) as u16;
 
 const MAGIC: [u8; 4] = *b"kolo";
 pub(super) const NONCE: usize = 16;
