@@ -1,0 +1,52 @@
+"""Ranks that are threads of one process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ._communicator import Communicator
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._settings import Settings
+
+R = TypeVar("R")
+
+
+def spawn(world_size: int, function: Callable[..., R], *arguments: Any, **settings: Unpack[Settings]) -> list[R]:
+    """Calls ``function(comm, *arguments)`` in a thread for each rank of a group of this process, and
+    returns what the ranks return. If a rank raises an exception, the group ends, and this raises the
+    first exception.
+    """
+    comms = Communicator.threads(world_size, **settings)
+    results: list[Any] = [None] * world_size
+    failures: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            with comms[rank] as comm:
+                results[rank] = function(comm, *arguments)
+        except BaseException as error:
+            failures.append(error)
+
+    # Where one rank fails, the others soon do. The first to raise an exception is the cause, though
+    # `with` tells the others before it is here.
+    threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        for comm in comms:
+            if comm._handle.value:
+                comm.abort()
+        for thread in threads:
+            thread.join()
+        raise
+    if failures:
+        raise failures[0]
+    return results

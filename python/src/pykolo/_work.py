@@ -1,0 +1,177 @@
+"""Operations in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import ctypes
+import itertools
+import threading
+from collections.abc import Callable, Generator
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+from . import _abi
+from ._errors import check, error_of
+from ._library import function
+from ._settings import milliseconds
+from ._signals import raised_by_handler
+
+T = TypeVar("T")
+
+_wait = function("work_wait")
+_wait_timeout = function("work_wait_timeout")
+_test = function("work_test")
+_on_done = function("work_on_done")
+_duration = function("work_duration")
+_cancel = function("work_cancel")
+_destroy = function("work_destroy")
+
+
+class _Flight:
+    """A handle, and what the operation uses until it has ended."""
+
+    __slots__ = ("handle", "is_over", "uses")
+
+    def __init__(self, handle: int, uses: Any) -> None:
+        self.handle = handle
+        self.uses = uses
+        self.is_over = False
+
+    def has_ended(self) -> bool:
+        """Whether the operation uses its memory no more."""
+        done = ctypes.c_int32()
+        # It fails if the operation has, or in a forked child, whose memory no operation uses.
+        self.is_over = self.is_over or _test(self.handle, done) != _abi.OK or done.value != 0
+        return self.is_over
+
+
+# Operations whose Work was dropped before their end, which goes on using the memory.
+_dropped: list[_Flight] = []
+_lock = threading.Lock()
+
+
+def _drop(flight: _Flight) -> None:
+    """Frees a flight, and earlier ones, that have ended."""
+    with _lock:
+        flights = [*_dropped, flight]
+        _dropped[:] = [each for each in flights if not each.has_ended()]
+    for each in flights:
+        if each.is_over:
+            _destroy(each.handle)
+
+
+class Work(Generic[T]):
+    """An operation in flight. Until it has ended, the program does not write its buffers, nor read
+    those in which it receives.
+
+    ``work.wait()`` and ``await work`` return what the blocking call returns, and raise what it
+    raises.
+    """
+
+    __slots__ = ("__weakref__", "_flight", "_result")
+
+    def __init__(self, handle: int, result: Callable[[], T], uses: Any) -> None:
+        self._flight = _Flight(handle, uses)
+        self._result = result
+
+    def wait(self, timeout: float | timedelta | None = None) -> T:
+        """Waits until the operation has ended. Raises TimeoutError if that takes longer than
+        ``timeout`` seconds; the operation then goes on, as it does if a signal handler raises an
+        exception.
+        """
+        flight = self._flight
+        if timeout is None:
+            result = _wait(flight.handle)
+        else:
+            result = _wait_timeout(flight.handle, milliseconds(timeout, "timeout"))
+        if result == _abi.IN_PROGRESS:
+            raise raised_by_handler() or TimeoutError(f"the operation has not ended after {timeout} s and goes on: wait again, or cancel it")
+        flight.is_over = True
+        check(result)
+        return self._result()
+
+    def done(self) -> bool:
+        """Whether the operation has ended. Does not wait."""
+        return self._flight.has_ended()
+
+    def cancel(self) -> None:
+        """Cancels the operation, unless it has ended. This ends the communicator. ``wait`` tells when
+        the buffers belong to the caller again.
+        """
+        check(_cancel(self._flight.handle))
+
+    @property
+    def duration(self) -> float:
+        """How long the operation took, in seconds, after its end."""
+        nanoseconds = ctypes.c_uint64()
+        check(_duration(self._flight.handle, nanoseconds))
+        return nanoseconds.value / 1e9
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self.done():
+            yield from _end_of(self._flight).__await__()
+        return self.wait()
+
+    def __del__(self, _drop: Callable[[_Flight], None] = _drop) -> None:
+        # Not if it could not be made.
+        if flight := getattr(self, "_flight", None):
+            _drop(flight)
+
+
+# Who awaits which operation, by the number that kolo passes back.
+_awaited: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[None], _Flight]] = {}
+_numbers = itertools.count(1)
+_none_awaited = threading.Event()
+_none_awaited.set()
+
+
+def _end_of(flight: _Flight) -> asyncio.Future[None]:
+    """A future that is done when the operation has ended."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    number = next(_numbers)
+    with _lock:
+        _awaited[number] = (loop, future, flight)
+        _none_awaited.clear()
+    if result := _on_done(flight.handle, _ended, number):
+        with _lock:
+            del _awaited[number]
+        raise error_of(result)
+    return future
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _on_end(number: int, _result: int) -> None:
+    with _lock:
+        loop, future, _ = _awaited.pop(number)
+    try:
+        loop.call_soon_threadsafe(_set, future)
+    except RuntimeError:
+        # The loop is closed.
+        pass
+    finally:
+        with _lock:
+            if not _awaited:
+                _none_awaited.set()
+
+
+_ended = _abi.DoneFunction(_on_end)
+
+
+def _leave() -> None:
+    """Python ends the threads that call it afterwards."""
+    _none_awaited.wait(5)
+
+
+atexit.register(_leave)
+
+
+def start(starts: Callable[..., int], arguments: tuple[Any, ...], uses: Any, result: Callable[[], T]) -> Work[T]:
+    handle = ctypes.c_void_p()
+    check(starts(*arguments, ctypes.byref(handle)))
+    return Work(handle.value or 0, result, uses)
