@@ -77,7 +77,7 @@ class Communicator(Objects):
         """Connects with the other ranks at a store: the URL of one, such as ``tcp://host:port``, the
         bytes of ``unique_id()``, or an object with ``set`` and ``get``.
         """
-        config = config_of(settings)
+        config = config_of(dict(settings))
 
         def connect(handle: ctypes.c_void_p) -> int:
             result: int
@@ -101,7 +101,7 @@ class Communicator(Objects):
         """Connects with all ranks that a launcher started: kolo run, torchrun, srun, mpirun and
         others. Without a launcher, this process is alone.
         """
-        config = config_of(settings)
+        config = config_of(dict(settings))
         self = cls.__new__(cls)
         self._connect(lambda handle: _init_env(handle, config))
         return self
@@ -113,7 +113,7 @@ class Communicator(Objects):
             raise ArgumentError(f"world_size is {world_size}: give 1 to 4096")
         handles = (ctypes.c_void_p * world_size)()
         run_signal_handlers()
-        check(_init_all(handles, world_size, config_of(settings)))
+        check(_init_all(handles, world_size, config_of(dict(settings))))
         return [cls._of(handle) for handle in handles]
 
     def _connect(self, connect: Callable[[ctypes.c_void_p], int]) -> None:
@@ -222,9 +222,10 @@ class Communicator(Objects):
 
     def abort(self) -> None:
         """Ends the communicator on all ranks, and cancels operations in flight. Any thread may call
-        it.
+        it. It has no effect on one that is closed.
         """
-        check(_abort(self._handle))
+        if (result := _abort(self._handle)) not in (_abi.OK, _abi.ERR_HANDLE):
+            raise error_of(result)
 
     def close(self) -> None:
         """Leaves the communicator and frees it. Cancels operations in flight: wait for them first. A
@@ -240,8 +241,8 @@ class Communicator(Objects):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is not None and self._handle.value:
-            _abort(self._handle)
+        if error is not None:
+            self.abort()
         self.close()
 
     def __del__(self) -> None:

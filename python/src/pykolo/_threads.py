@@ -27,13 +27,13 @@ def spawn(world_size: int, function: Callable[..., R], *arguments: Any, **settin
 
     def run(rank: int) -> None:
         try:
-            with comms[rank] as comm:
-                results[rank] = function(comm, *arguments)
+            results[rank] = function(comms[rank], *arguments)
         except BaseException as error:
+            # Before the other ranks learn of it, and fail.
             failures.append(error)
+            comms[rank].abort()
+        comms[rank].close()
 
-    # Where one rank fails, the others soon do. The first to raise an exception is the cause, though
-    # `with` tells the others before it is here.
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(world_size)]
     for thread in threads:
         thread.start()
@@ -42,8 +42,7 @@ def spawn(world_size: int, function: Callable[..., R], *arguments: Any, **settin
             thread.join()
     except BaseException:
         for comm in comms:
-            if comm._handle.value:
-                comm.abort()
+            comm.abort()
         for thread in threads:
             thread.join()
         raise
