@@ -1,0 +1,231 @@
+"""Arguments: what has memory that kolo can use, and the errors of what has not."""
+
+import array
+import ctypes
+import pickle
+import sys
+
+import pykolo
+import pytest
+from pykolo import _abi
+from pykolo._memory import memory_of
+
+HELD = (ctypes.c_float * 6)(*range(6))
+ADDRESS = ctypes.addressof(HELD)
+
+
+@pytest.fixture
+def comm():
+    with pykolo.Communicator.from_env() as made:
+        yield made
+
+
+class Interface:
+    """Has nothing but one of the interfaces."""
+
+    def __init__(self, name="__array_interface__", **given):
+        setattr(self, name, {"shape": (2, 3), "typestr": "<f4", "data": (ADDRESS, False), "strides": None, "version": 3, **given})
+
+
+class DLPack:
+    """Has nothing but DLPack."""
+
+    def __init__(self, owner, is_new=True):
+        self.owner = owner
+        self.is_new = is_new
+
+    def __dlpack__(self, **given):
+        return self.owner.__dlpack__(**(given if self.is_new else {}))
+
+    def __dlpack_device__(self):
+        return self.owner.__dlpack_device__()
+
+
+def test_array_array_and_bytes(comm):
+    x = array.array("d", [1.0, 2.0])
+    assert comm.all_reduce(x) is x
+    assert comm.all_gather(x) == x
+    assert comm.all_gather(b"abc") == bytearray(b"abc")
+    assert comm.all_to_all(bytearray(b"abc")) == bytearray(b"abc")
+    view = memoryview(array.array("h", [1, 2]))
+    assert comm.all_gather(view).tolist() == [1, 2]
+    assert comm.broadcast(memoryview(x)[:1])[0] == 1.0
+    assert comm.all_gather(array.array("i")) == array.array("i")
+    # It can change its size again.
+    x.append(3.0)
+
+
+@pytest.mark.parametrize("letter", "bBhHiIlLqQfd")
+def test_types_of_array_array(comm, letter):
+    x = array.array(letter, [1, 2, 3])
+    assert comm.all_reduce(x) == array.array(letter, [1, 2, 3])
+    assert memory_of(x, "all_reduce", "x").element.size == x.itemsize
+
+
+def test_interfaces():
+    found = memory_of(Interface(), "all_reduce", "x", writes=True)
+    assert (found.pointer.value, found.shape, found.count, found.element.code) == (ADDRESS, (2, 3), 6, _abi.FLOAT32)
+    assert memory_of(Interface(strides=(12, 4)), "all_reduce", "x").count == 6
+    with pytest.raises(pykolo.ArgumentError, match="x is not contiguous in memory: pass numpy.ascontiguousarray"):
+        memory_of(Interface(strides=(4, 8)), "all_reduce", "x")
+    with pytest.raises(pykolo.ArgumentError, match="out is read-only, and recv writes it: pass a writable copy"):
+        memory_of(Interface(data=(ADDRESS, True)), "recv", "out", writes=True)
+
+
+def test_the_interface_of_cuda_has_a_stream(comm):
+    for stream, expected in ((None, 0), (1, 0), (2, 2), (0x5000, 0x5000)):
+        found = memory_of(Interface("__cuda_array_interface__", stream=stream), "all_reduce", "x")
+        assert (found.pointer.value, found.on_device, found.stream) == (ADDRESS, True, expected)
+
+    class Stream:
+        cuda_stream = 0x6000
+
+    class Protocol:
+        def __cuda_stream__(self):
+            return (0, 0x7000)
+
+    x = Interface("__cuda_array_interface__", stream=0x5000)
+    call = comm._all_reduce(x, None, "sum", None)
+    given = [comm._stream(call, stream).value for stream in (None, Stream(), Protocol(), 0x8000)]
+    assert given == [0x5000, 0x6000, 0x7000, 0x8000]
+
+
+def test_what_has_no_memory(comm):
+    for x in ([1.0, 2.0], 3.0, "text", None, object()):
+        with pytest.raises(pykolo.ArgumentError, match=f"x is a {type(x).__name__}, which has no memory .* pass a numpy array"):
+            comm.all_reduce(x)
+    with pytest.raises(pykolo.ArgumentError, match="x is read-only"):
+        comm.all_reduce(b"abc")
+    with pytest.raises(pykolo.ArgumentError, match="not contiguous"):
+        comm.all_reduce(memoryview(bytearray(8))[::2])
+
+
+def test_wrong_arguments(comm):
+    x = array.array("d", [1.0, 2.0])
+    wrong = [
+        (lambda: comm.all_reduce(x, op="mean"), "all_reduce: there is no reduction 'mean'; choose one of sum, product"),
+        (lambda: comm.all_reduce(x, array.array("f", [0, 0])), "x has elements of float64, and out of float32: pass an out of the same type"),
+        (lambda: comm.all_reduce(x, array.array("d", [0])), "out has 1 elements, and needs 2"),
+        (lambda: comm.all_gather(x, array.array("d", [0])), "all_gather: out has 1 elements, and needs 2"),
+        (lambda: comm.all_gather(x, bytes(16)), "out is read-only"),
+        (lambda: comm.broadcast(x, 1), "there is no rank 1; ranks are 0 to 0"),
+        (lambda: comm.broadcast(x, -1), "there is no rank -1"),
+        (lambda: comm.all_gather_v(x, [1]), r"x has 2 elements, and counts\[0\] is 1"),
+        (lambda: comm.all_gather_v(x, [1, 1]), "counts has 2 entries, and needs one for each of 1 ranks"),
+        (lambda: comm.reduce_scatter_v(x, [-2]), "below 0"),
+        (lambda: comm.reduce_scatter_v(x, [3]), "x has 2 elements, and the counts are 3 together"),
+        (lambda: comm.all_to_all_v(x, [2], [1], array.array("d", [0, 0])), "out has 2 elements, and needs 1"),
+        (lambda: comm.scatter(), "rank 0 is the root: pass it x"),
+        (lambda: comm.all_reduce(x, timeout=0), "timeout is 0: give a time in seconds"),
+        (lambda: comm.all_reduce(x, op="bitand"), "all_reduce"),
+        (lambda: pykolo.Communicator.from_env(colour="red"), "there is no setting colour; the settings are algorithm"),
+        (lambda: pykolo.Communicator.from_env(transport="pigeon"), "pigeon"),
+        (lambda: pykolo.Communicator(rank=0, world_size=1, store=b"x"), "no unique id"),
+        (lambda: pykolo.spawn(0, print), "world_size is 0"),
+        (lambda: comm.alloc(-1), "below 0"),
+    ]
+    for call, message in wrong:
+        with pytest.raises(ValueError, match=message) as caught:
+            call()
+        assert isinstance(caught.value, pykolo.KoloError)
+    assert list(x) == [1.0, 2.0] and comm.is_usable
+
+
+def test_blocks_of_the_ranks():
+    def of_rank(comm):
+        for call in (comm.reduce_scatter, comm.all_to_all):
+            with pytest.raises(ValueError, match="x has 3 entries, which cannot be divided by 2 ranks"):
+                call(array.array("i", [1, 2, 3]))
+        if comm.rank:
+            with pytest.raises(ValueError, match="only the root knows what it sends: pass an out on rank 1"):
+                comm.scatter()
+
+    pykolo.spawn(2, of_rank)
+
+
+def test_an_error_can_be_sent_to_another_process():
+    error = pykolo.DeadlineError("rank 1 is late", rank=1, host="a", op="barrier", seq=3, cause="absent", usable=False, code=4)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is pykolo.DeadlineError and str(copy) == "rank 1 is late" and vars(copy) == vars(error)
+    with pytest.raises(pykolo.UnsupportedError, match="make one there"), pykolo.Communicator.from_env() as comm:
+        pickle.dumps(comm)
+
+
+def test_without_numpy_memory_is_a_memoryview(comm, monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    x = comm.alloc((2, 3), "float32")
+    assert (x.format, x.shape, x.nbytes) == ("f", (2, 3), 24)
+    x[1, 2] = 5.0
+    assert comm.all_reduce(x)[1, 2] == 5.0
+    with pytest.raises(ValueError, match="bfloat16 is not one of int8, .*: install numpy"):
+        comm.alloc(3, "bfloat16")
+    with pytest.raises(pykolo.ArgumentError, match="which has no memory"):
+        comm.all_reduce([1])
+
+
+def test_arrays_of_numpy(comm):
+    numpy = pytest.importorskip("numpy")
+    for name in ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"):
+        x = numpy.ones(3, name)
+        for _ in range(2):
+            assert comm.all_reduce(x, op="max") is x
+        assert comm.all_gather(x).dtype == name
+    for name in ("complex64", "complex128"):
+        x = numpy.full(3, 1 + 2j, name)
+        assert (comm.all_reduce(x, op="average") == 1 + 2j).all()
+        with pytest.raises(ValueError, match="complex numbers have no max"):
+            comm.all_reduce(x, op="max")
+    # Elements that kolo does not reduce can be moved.
+    for x in (numpy.array(["2026-01-01"], "datetime64[D]"), numpy.zeros(2, "i4,f8"), numpy.array(["a", "bc"]), numpy.ones(2, ">f8")):
+        assert (comm.all_gather(x)[0] == x).all() and comm.all_gather(x).dtype == x.dtype
+        with pytest.raises(ValueError, match="does not reduce elements of"):
+            comm.all_reduce(x)
+    with pytest.raises(ValueError, match="of the type object, which are addresses: use broadcast_object"):
+        comm.broadcast(numpy.array([None]))
+    with pytest.raises(ValueError, match=r"not contiguous in memory: pass numpy.ascontiguousarray\(x\)"):
+        comm.all_reduce(numpy.ones((3, 4)).T)
+    x = numpy.ones(3)
+    x.flags.writeable = False
+    with pytest.raises(ValueError, match="x is read-only"):
+        comm.all_reduce(x)
+    assert (comm.all_gather(x) == x).all()
+    assert comm.all_gather(numpy.float32(2)).shape == (1,) and comm.all_gather(numpy.empty((0, 3))).shape == (1, 0, 3)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_types_of_ml_dtypes(name):
+    numpy, ml_dtypes = pytest.importorskip("numpy"), pytest.importorskip("ml_dtypes")
+    dtype = getattr(ml_dtypes, name)
+
+    def of_rank(comm):
+        x = comm.all_reduce(numpy.array([1.5, comm.rank], dtype))
+        assert x.dtype == dtype and x.astype(float).tolist() == [3.0, 1.0]
+        assert comm.all_gather(x).dtype == dtype and comm.alloc(3, name).dtype == dtype
+
+    pykolo.spawn(2, of_rank)
+
+
+def test_dlpack(comm):
+    numpy = pytest.importorskip("numpy")
+    x = numpy.arange(6.0).reshape(2, 3)
+    for is_new in (True, False):
+        given = DLPack(x, is_new)
+        found = memory_of(given, "all_reduce", "x", writes=True)
+        assert (found.pointer.value, found.shape, found.element.code) == (x.ctypes.data, (2, 3), _abi.FLOAT64)
+        assert comm.all_reduce(given) is given
+    with pytest.raises(ValueError, match="not contiguous"):
+        comm.all_reduce(DLPack(x.T))
+    x.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        comm.all_reduce(DLPack(x))
+    with pytest.raises(ValueError, match="gives no access to its memory"):
+        comm.all_reduce(DLPack(x, is_new=False))
+
+
+def test_tensors_of_torch(comm):
+    torch = pytest.importorskip("torch")
+    x = torch.ones(2, 3, dtype=torch.bfloat16)
+    assert comm.all_reduce(x) is x
+    assert comm.all_gather(x).shape == (1, 2, 3) and comm.all_gather(x).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="grad"):
+        comm.all_reduce(torch.ones(3, requires_grad=True))

@@ -1,0 +1,221 @@
+"""Ranks as processes: launchers, failures, signals, forks."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pykolo
+import pytest
+from harness import LONG, started, under_kolo_run
+
+PREAMBLE = "import array, os, signal, sys, threading, pykolo\n"
+ONLY_UNIX = pytest.mark.skipif(sys.platform == "win32", reason="signals and forks of Unix")
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_ranks_of_kolo_run(n):
+    program = """
+import pykolo, array
+with pykolo.Communicator.from_env() as comm:
+    x = comm.all_reduce(array.array("d", [comm.rank]), op="sum")
+    parts = comm.all_gather_object(comm.rank)
+    print(comm.rank, comm.world_size, comm.transport, x[0], parts)
+"""
+    end = under_kolo_run(program, n)
+    assert end.returncode == 0, end.stderr
+    for rank in range(n):
+        assert f"{rank} {n} shm {sum(range(n)):.1f} {list(range(n))}" in end.stdout
+
+
+def test_without_numpy():
+    program = """
+import sys
+sys.modules["numpy"] = None
+import pykolo, array
+with pykolo.Communicator.from_env() as comm:
+    x = comm.alloc(3, "int32")
+    x[0] = comm.rank
+    print(comm.all_reduce(x).tolist(), comm.all_gather(array.array("i", [comm.rank])).tolist())
+"""
+    end = under_kolo_run(program, 2)
+    assert end.returncode == 0, end.stderr
+    assert end.stdout.count("[1, 0, 0] [0, 1]") == 2, end.stdout
+
+
+def test_numpy_is_not_imported():
+    assert subprocess.run([sys.executable, "-c", "import pykolo, sys; sys.exit('numpy' in sys.modules)"], check=False).returncode == 0
+
+
+@ONLY_UNIX
+def test_a_killed_rank_is_named():
+    program = """
+import os, signal, pykolo
+comm = pykolo.Communicator.from_env()
+comm.barrier()
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    while True:
+        comm.barrier()
+except pykolo.PeerError as error:
+    assert error.cause in ("closed", "died", "gone") and error.host and error.pid and not error.usable, vars(error)
+    print("rank", comm.rank, "names", error.rank, error.op)
+"""
+    end = under_kolo_run(program, 3, "--keep-going")
+    for rank in (0, 2):
+        assert f"rank {rank} names 1 barrier" in end.stdout, end.stdout + end.stderr
+
+
+def pair(tmp_path, zero, one):
+    """Two processes, of which rank 1 is `one`."""
+    connect = PREAMBLE + "comm = pykolo.Communicator(rank=int(os.environ['AT']), world_size=2, store=os.environ['STORE'])\n"
+    store = {"STORE": f"file://{tmp_path}/store"}
+    return [started(connect + program, {**store, "AT": str(rank)}) for rank, program in enumerate((zero, one))]
+
+
+# Sends itself SIGINT as soon as the main thread is in a call of kolo.
+INTERRUPT = """
+def interrupt(name):
+    main = threading.main_thread().ident
+    while sys._current_frames()[main].f_code.co_name != name:
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@ONLY_UNIX
+@pytest.mark.parametrize(
+    ("call", "frame"), [("comm.recv(bytearray(1), 1)", "_run"), ("comm.start_recv(bytearray(1), 1).wait()", "wait")]
+)
+def test_ctrl_c_ends_a_call_that_waits(tmp_path, call, frame):
+    zero = f"""{INTERRUPT}
+threading.Thread(target=interrupt, args=({frame!r},), daemon=True).start()
+try:
+    with comm:
+        {call}
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    one = """
+try:
+    comm.recv(bytearray(1), 0)
+except pykolo.PeerError as error:
+    print(error.rank, error.cause)
+"""
+    first, second = pair(tmp_path, zero, one)
+    out, errors = first.communicate(timeout=LONG)
+    assert (out, first.returncode) == ("interrupted\n", 0), errors
+    out, errors = second.communicate(timeout=LONG)
+    assert out == "0 aborted\n", errors
+
+
+@ONLY_UNIX
+def test_ctrl_c_ends_a_start(tmp_path):
+    program = f"""{PREAMBLE}{INTERRUPT}
+threading.Thread(target=interrupt, args=("connect",), daemon=True).start()
+pykolo.Communicator(rank=0, world_size=2, store="file://{tmp_path}/store")
+"""
+    process = started(program)
+    _, errors = process.communicate(timeout=LONG)
+    assert "KeyboardInterrupt" in errors and process.returncode in (1, -signal.SIGINT, 130), errors
+
+
+@ONLY_UNIX
+def test_a_handler_of_the_program_runs_while_a_call_waits(tmp_path):
+    zero = f"""{INTERRUPT}
+signal.signal(signal.SIGINT, lambda *_: print("handled"))
+threading.Thread(target=interrupt, args=("_run",), daemon=True).start()
+print(comm.recv(bytearray(1), 1))
+"""
+    first, second = pair(tmp_path, zero, "sys.stdin.readline(); comm.send(b'a', 0); comm.barrier()")
+    assert first.stdout.readline() == "handled\n"
+    second.stdin.write("\n")
+    second.stdin.flush()
+    assert first.stdout.readline() == "bytearray(b'a')\n"
+    for process in (first, second):
+        process.communicate(timeout=LONG)
+
+
+@ONLY_UNIX
+def test_a_forked_child_gets_an_error_and_the_parent_goes_on():
+    program = """
+import os, array, pykolo
+comm = pykolo.Communicator.from_env()
+comm.barrier()
+child = os.fork()
+if child == 0:
+    try:
+        comm.barrier()
+    except pykolo.ForkedError as error:
+        comm.close()
+        del comm
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+print(comm.all_reduce(array.array("i", [1])))
+"""
+    end = under_kolo_run(program, 2)
+    assert end.stdout.count("array('i', [2])") == 2, end.stdout + end.stderr
+
+
+@pytest.mark.parametrize("last", ["", "del work", "comm.close()", "raise SystemExit(3)"])
+def test_a_program_that_ends_with_operations_in_flight(last):
+    program = f"""
+import pykolo, asyncio
+comm = pykolo.Communicator.from_env()
+if comm.rank == 0:
+    work = comm.start_recv(bytearray(1 << 20), 1)
+    {last}
+"""
+    end = under_kolo_run(program, 2)
+    assert end.returncode == (3 if "3" in last else 0), end.stderr
+    assert "Traceback" not in end.stderr, end.stderr
+
+
+def test_an_exception_on_one_rank_ends_the_others():
+    program = """
+import pykolo
+with pykolo.Communicator.from_env() as comm:
+    comm.barrier()
+    if comm.rank == 1:
+        raise KeyError("of rank 1")
+    try:
+        comm.barrier()
+        comm.barrier()
+    except pykolo.PeerError as error:
+        print(comm.rank, error.rank, error.cause)
+"""
+    end = under_kolo_run(program, 3, "--keep-going")
+    assert "0 1 aborted" in end.stdout and "2 1 aborted" in end.stdout, end.stdout + end.stderr
+
+
+def test_newcomers_join():
+    newcomer = """
+import pykolo
+with pykolo.Communicator.from_env(join=True) as comm:
+    print("joined as", comm.rank, "of", comm.world_size)
+    comm.barrier()
+"""
+    program = f"""
+import os, subprocess, sys, pykolo
+comm = pykolo.Communicator.from_env()
+if comm.rank == 0:
+    kept = {{name: value for name, value in os.environ.items() if name not in ("KOLO_RANK", "KOLO_WORLD_SIZE")}}
+    child = subprocess.Popen([sys.executable, "-c", {newcomer!r}], env=kept)
+larger = None
+while larger is None:
+    larger = comm.grow()
+larger.barrier()
+print("grew to", larger.world_size)
+if comm.rank == 0:
+    child.wait()
+"""
+    end = under_kolo_run(program, 2)
+    assert end.stdout.count("grew to 3") == 2 and "joined as 2 of 3" in end.stdout, end.stdout + end.stderr
+
+
+def test_the_parts_of_the_package():
+    prefix = subprocess.run([sys.executable, "-m", "pykolo", "--prefix"], text=True, capture_output=True, check=True).stdout.strip()
+    assert os.path.samefile(prefix, os.path.dirname(pykolo.__file__))
+    assert subprocess.run([sys.executable, "-m", "pykolo"], capture_output=True, check=False).returncode == 2
