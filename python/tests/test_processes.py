@@ -78,8 +78,11 @@ def pair(tmp_path, zero, one):
 INTERRUPT = """
 def interrupt(name):
     main = threading.main_thread().ident
-    while sys._current_frames()[main].f_code.co_name != name:
-        pass
+    ours = os.path.dirname(pykolo.__file__)
+    while True:
+        code = sys._current_frames()[main].f_code
+        if code.co_name == name and code.co_filename.startswith(ours):
+            break
     os.kill(os.getpid(), signal.SIGINT)
 """
 
