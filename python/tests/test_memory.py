@@ -48,7 +48,10 @@ def test_array_array_and_bytes(comm):
     assert comm.all_gather(b"abc") == bytearray(b"abc")
     assert comm.all_to_all(bytearray(b"abc")) == bytearray(b"abc")
     view = memoryview(array.array("h", [1, 2]))
-    assert comm.all_gather(view).tolist() == [1, 2]
+    assert comm.all_gather(view).tolist() == [[1, 2]]
+    assert comm.all_gather(view[:0]).tolist() == []
+    held = (ctypes.c_float * 2)(1, 2)
+    assert comm.all_reduce(held) is held and comm.all_gather(held).tolist() == [[1.0, 2.0]]
     assert comm.broadcast(memoryview(x)[:1])[0] == 1.0
     assert comm.all_gather(array.array("i")) == array.array("i")
     # It can change its size again.

@@ -258,8 +258,7 @@ def _of_dlpack(x: Any, op: str, name: str, stream: int) -> Memory | None:
     is_valid, pointer = api.PyCapsule_IsValid, api.PyCapsule_GetPointer
     pointer.restype = ctypes.c_void_p
     held = ctypes.py_object(capsule)
-    # JAX's arrays are immutable, which the old form cannot say.
-    is_readonly = type(x).__module__.partition(".")[0] in ("jax", "jaxlib")
+    is_readonly = _is_immutable(x)
     if is_valid(held, b"dltensor_versioned"):
         versioned = _Versioned.from_address(pointer(held, b"dltensor_versioned"))
         is_readonly = is_readonly or bool(versioned.flags & 1)
@@ -284,20 +283,35 @@ def _of_dlpack(x: Any, op: str, name: str, stream: int) -> Memory | None:
 
 
 def new_like(x: Any, shape: tuple[int, ...], element: Element) -> Any:
-    """A new array of the kind of an argument, or of the kind that can be written."""
+    """A new array of the kind of an argument, or of a kind that can be written."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(x, numpy.ndarray | numpy.generic):
         return numpy.empty(shape, x.dtype)
     if isinstance(x, array.array):
         return array.array(x.typecode, bytes(math.prod(shape) * x.itemsize))
+    if isinstance(x, bytes | bytearray):
+        return bytearray(math.prod(shape))
     if hasattr(x, "new_empty"):
         return x.new_empty(shape)
-    if isinstance(x, bytes | bytearray) or numpy is None or element.is_raw:
-        made = bytearray(math.prod(shape) * element.size)
-        return memoryview(made).cast(x.format) if isinstance(x, memoryview) else made  # type: ignore[call-overload]
-    if hasattr(x, "__array_namespace__") and type(x).__module__.partition(".")[0] not in ("jax", "jaxlib"):
+    if hasattr(x, "__array_namespace__") and not _is_immutable(x):
         return x.__array_namespace__().empty(shape, dtype=x.dtype, device=x.device)
-    return numpy.empty(shape, numpy.dtype(getattr(x, "dtype", element.name)))
+    if hasattr(x, "__array__"):
+        import numpy as imported
+
+        return imported.empty(shape, imported.dtype(x.dtype))
+    made = bytearray(math.prod(shape) * element.size)
+    try:
+        letter = memoryview(x).format.lstrip("@<=")
+        view = memoryview(made)
+        return view.cast(letter, shape) if made else view.cast(letter)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        # No memoryview has such elements.
+        return made
+
+
+def _is_immutable(x: Any) -> bool:
+    """JAX's arrays are, which only DLPack's new form can say."""
+    return type(x).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
 def as_array(memory: Any, shape: tuple[int, ...], dtype: Any) -> Any:

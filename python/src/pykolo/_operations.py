@@ -61,8 +61,9 @@ def _stream_of(given: Any) -> int:
     if given is None:
         return 0
     if hasattr(given, "__cuda_stream__"):
-        protocol = given.__cuda_stream__
-        return int((protocol() if callable(protocol) else protocol)[1])
+        protocol: Any = given.__cuda_stream__
+        version_and_handle: Any = protocol() if callable(protocol) else protocol
+        return int(version_and_handle[1])
     for attribute in ("cuda_stream", "ptr"):
         if hasattr(given, attribute):
             return int(getattr(given, attribute))

@@ -52,7 +52,7 @@ class Settings(TypedDict, total=False):
 
 # Fields that are 1 or -1; 0 is not set.
 _SWITCHES = ("reproducible", "trace_signal", "insecure", "devices", "join")
-_FIELDS = {name: kind for name, kind in _abi.Config._fields_ if name not in ("size", "version")}
+_FIELDS: dict[str, Any] = {field[0]: field[1] for field in _abi.Config._fields_ if field[0] not in ("size", "version")}
 
 
 def milliseconds(given: float | timedelta, name: str) -> int:
