@@ -12,11 +12,12 @@ from typing import Any
 from . import _abi
 
 PREFIX = Path(__file__).resolve().parent
-FILES = {"linux": "lib/libkolo.so", "darwin": "lib/libkolo.dylib", "win32": "bin/kolo.dll"}
+ABI = ".".join(map(str, _abi.VERSION[:2]))
+FILES = {"darwin": f"lib/libkolo.{ABI}.dylib", "win32": "bin/kolo.dll"}
 
 
 def _load() -> ctypes.CDLL:
-    path = os.environ.get("KOLO_LIBRARY") or str(PREFIX / FILES.get(sys.platform, "lib/libkolo.so"))
+    path = os.environ.get("KOLO_LIBRARY") or str(PREFIX / FILES.get(sys.platform, f"lib/libkolo.so.{ABI}"))
     try:
         loaded = ctypes.CDLL(path)
     except OSError as error:

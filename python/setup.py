@@ -1,0 +1,94 @@
+"""Builds pykolo: the module, with the program kolo, the shared library and its header.
+
+cargo builds them from the repository around this folder, or from `kolo` inside it in a source
+distribution. KOLO_BUILT=FOLDER uses a folder with the program and the library in place of cargo.
+
+KOLO_FEATURES lists the features of the build; the default is "cuda", which needs nothing of CUDA to
+build or to start. KOLO_PLATFORM names the platform of the wheel, in place of this machine's.
+"""
+
+import functools
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+from distutils.command.build_scripts import build_scripts
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str((HERE / "kolo" if (HERE / "kolo").is_dir() else HERE.parent) / "scripts"))
+from python_package import PLATFORM, REPOSITORY, SHARED, PlatformWheel, WithLibrary, WithSources, built_by_cargo, strip  # noqa: E402
+
+VERSION = "0.1.0"
+ABI = "0.1"
+IS_WINDOWS = PLATFORM.startswith("win")
+PROGRAM = "kolo.exe" if IS_WINDOWS else "kolo"
+
+# A wheel has no links, so the library has the name that programs load.
+NAME = {"libkolo.so": f"libkolo.so.{ABI}", "libkolo.dylib": f"libkolo.{ABI}.dylib"}.get(SHARED, SHARED)
+LINKED = "${prefix}/lib/" + ("libkolo.dll.a" if IS_WINDOWS else NAME)
+PKG_CONFIG = f"""prefix=${{pcfiledir}}/../..
+includedir=${{prefix}}/include
+
+Name: kolo
+Description: Collective communication for processes
+URL: https://docs.rs/kolo
+Version: {VERSION}
+Libs: {LINKED}
+Cflags: -I${{includedir}}
+"""
+
+
+@functools.cache
+def built():
+    """The folder with the program and the library."""
+    given = os.environ.get("KOLO_BUILT")
+    folder = Path(given).resolve() if given else built_by_cargo("kolo-capi", "kolo-cli")
+    for name in (SHARED, PROGRAM):
+        if not (folder / name).is_file():
+            sys.exit(f"there is no {folder / name}: build kolo-capi and kolo-cli, and set KOLO_BUILT to their folder, or do not set it")
+    return folder
+
+
+class BuildPython(build_py):
+    """Adds the library and its header to the package."""
+
+    def run(self):
+        super().run()
+        package = HERE / "src" / "pykolo" if self.editable_mode else Path(self.build_lib) / "pykolo"
+        for name in ("lib/pkgconfig", "include", *(["bin"] if IS_WINDOWS else [])):
+            (package / name).mkdir(parents=True, exist_ok=True)
+        shared = package / ("bin" if IS_WINDOWS else "lib") / NAME
+        shutil.copyfile(built() / SHARED, shared)
+        strip(shared)
+        if IS_WINDOWS:
+            shutil.copyfile(built() / "libkolo.dll.a", package / "lib" / "libkolo.dll.a")
+        elif SHARED == "libkolo.so":
+            # For -lkolo: linkers read this in place of a link.
+            (package / "lib" / SHARED).write_text(f"INPUT({NAME})\n")
+        shutil.copyfile(REPOSITORY / "include" / "kolo.h", package / "include" / "kolo.h")
+        (package / "lib" / "pkgconfig" / "kolo.pc").write_text(PKG_CONFIG)
+
+
+class BuildProgram(build_scripts):
+    """Adds the program where Python's programs are."""
+
+    def get_source_files(self):
+        return []
+
+    def run(self):
+        into = Path(self.build_dir)
+        into.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(built() / PROGRAM, into / PROGRAM)
+        strip(into / PROGRAM)
+        (into / PROGRAM).chmod(0o755)
+
+
+setup(
+    version=VERSION,
+    scripts=[PROGRAM],
+    distclass=WithLibrary,
+    cmdclass={"build_py": BuildPython, "build_scripts": BuildProgram, "bdist_wheel": PlatformWheel, "sdist": WithSources},
+)
