@@ -17,21 +17,16 @@ KOLO_PLATFORM names the platform of the wheel, in place of this machine's.
 import functools
 import os
 import shutil
-import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
-from setuptools import Distribution, setup
-from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools import setup
 from setuptools.command.build_py import build_py
-from setuptools.command.sdist import sdist
 
 HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE / "kolo" if (HERE / "kolo" / "Cargo.toml").is_file() else HERE.parent
-# What the wheel is for, such as win_amd64.
-PLATFORM = os.environ.get("KOLO_PLATFORM") or sysconfig.get_platform()
-SHARED = {"mac": "libkolo.dylib", "win": "kolo.dll"}.get(PLATFORM[:3], "libkolo.so")
+sys.path.insert(0, str((HERE / "kolo" if (HERE / "kolo").is_dir() else HERE.parent) / "scripts"))
+from python_package import REPOSITORY, SHARED, PlatformWheel, WithLibrary, WithSources, built_by_cargo, strip  # noqa: E402
+
 WITH_CPP = os.environ.get("KOLO_TORCH_CPP", "") == "1"
 
 
@@ -39,21 +34,12 @@ WITH_CPP = os.environ.get("KOLO_TORCH_CPP", "") == "1"
 def libraries():
     """The folder with the shared library and the archive."""
     given = os.environ.get("KOLO_LIBRARY")
-    if given:
-        path = Path(given).resolve()
-        if not path.is_file():
-            sys.exit(f"KOLO_LIBRARY is {given}, where there is no file")
-        return path.parent
-    if not (REPOSITORY / "Cargo.toml").is_file():
-        sys.exit(f"torch_kolo is built inside kolo's repository; elsewhere, set KOLO_LIBRARY to a {SHARED}")
-    try:
-        features = os.environ.get("KOLO_FEATURES", "cuda")
-        subprocess.run(["cargo", "build", "--profile", "dist", "--package", "kolo-capi", "--features", features], cwd=REPOSITORY, check=True)
-    except FileNotFoundError:
-        sys.exit(f"there is no cargo: install Rust, or set KOLO_LIBRARY to a {SHARED} that was built elsewhere")
-    except subprocess.CalledProcessError as failed:
-        sys.exit(f"cargo could not build kolo (it ended with {failed.returncode})")
-    return REPOSITORY / os.environ.get("CARGO_TARGET_DIR", "target") / "dist"
+    if not given:
+        return built_by_cargo("kolo-capi")
+    path = Path(given).resolve()
+    if not path.is_file():
+        sys.exit(f"KOLO_LIBRARY is {given}, where there is no file")
+    return path.parent
 
 
 class BuildPython(build_py):
@@ -66,57 +52,16 @@ class BuildPython(build_py):
         shared = libraries() / SHARED
         if shared.is_file():
             shutil.copyfile(shared, package / SHARED)
-            # Four fifths of the library are for debuggers. Without `strip` the package is larger.
-            if sys.platform != "win32" and not os.environ.get("KOLO_PLATFORM") and shutil.which("strip"):
-                subprocess.run(["strip", "-x" if sys.platform == "darwin" else "--strip-debug", package / SHARED], check=True)
+            strip(package / SHARED)
         elif not WITH_CPP:
             sys.exit(f"there is no {shared}, which the backend in Python needs")
-        if self.editable_mode or not WITH_CPP:
-            return
 
 
-class WithLibrary(Distribution):
-    """Belongs where packages of one platform are, although no module is compiled."""
-
-    def has_ext_modules(self):
-        return True
-
-
-class PlatformWheel(bdist_wheel):
-    """The backend in Python fits every Python and PyTorch, and the library one platform."""
-
-    def finalize_options(self):
-        if os.environ.get("KOLO_PLATFORM"):
-            self.plat_name = os.environ["KOLO_PLATFORM"]
-            self.plat_name_supplied = True
-        super().finalize_options()
+class Wheel(PlatformWheel):
+    """The backend in C++ is for one Python."""
 
     def get_tag(self):
-        tag = super().get_tag()
-        return tag if WITH_CPP else ("py3", "none", tag[2])
-
-
-class WithSources(sdist):
-    """Adds the Rust sources to a source distribution, as the folder `kolo`."""
-
-    def make_release_tree(self, base_dir, files):
-        super().make_release_tree(base_dir, files)
-        for name in sources():
-            into = Path(base_dir, "kolo", name)
-            into.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(REPOSITORY / name, into)
-
-
-def sources():
-    """What cargo needs of the repository to build the library."""
-    if REPOSITORY.parent == HERE:
-        return [
-            path.relative_to(REPOSITORY)
-            for path in REPOSITORY.rglob("*")
-            if path.is_file() and "target" not in path.relative_to(REPOSITORY).parts
-        ]
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
-    return [name for name in listed.split("\0") if name and not name.startswith(("torch/", ".")) and (REPOSITORY / name).is_file()]
+        return super(PlatformWheel, self).get_tag() if WITH_CPP else super().get_tag()
 
 
 def with_cpp():
@@ -166,5 +111,5 @@ def with_cpp():
 
 extensions, commands = with_cpp() if WITH_CPP else ({}, {})
 setup(
-    **extensions, distclass=WithLibrary, cmdclass={"build_py": BuildPython, "bdist_wheel": PlatformWheel, "sdist": WithSources, **commands}
+    **extensions, distclass=WithLibrary, cmdclass={"build_py": BuildPython, "bdist_wheel": Wheel, "sdist": WithSources, **commands}
 )
