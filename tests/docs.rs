@@ -14,7 +14,7 @@ const DOCS_WORDS: usize = 20_000;
 const PERFORMANCE_WORDS: usize = 1500;
 
 /// Folders of the repository whose paths pages name in backticks.
-const FOLDERS: [&str; 14] = [
+const FOLDERS: [&str; 15] = [
     ".ci/",
     "benches/",
     "burn/",
@@ -25,6 +25,7 @@ const FOLDERS: [&str; 14] = [
     "examples/",
     "fuzz/",
     "include/",
+    "python/",
     "scripts/",
     "src/",
     "tests/",
@@ -35,10 +36,10 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The README, those of the PyTorch backend and of kolo-burn, and all pages of docs/, relative to the
+/// The README, those of pykolo, the PyTorch backend and kolo-burn, and all pages of docs/, relative to the
 /// repository.
 fn pages() -> Vec<PathBuf> {
-    let mut found = vec!["README.md".into(), "burn/README.md".into(), "torch/README.md".into()];
+    let mut found = vec!["README.md".into(), "burn/README.md".into(), "python/README.md".into(), "torch/README.md".into()];
     let docs = files(&root().join("docs"), "md");
     found.extend(docs.iter().map(|page| page.strip_prefix(root()).unwrap().to_owned()));
     found.sort();

