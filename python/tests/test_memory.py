@@ -89,7 +89,7 @@ def test_the_interface_of_cuda_has_a_stream(comm):
 
     x = Interface("__cuda_array_interface__", stream=0x5000)
     call = comm._all_reduce(x, None, "sum", None)
-    given = [comm._stream(call, stream).value for stream in (None, Stream(), Protocol(), 0x8000)]
+    given = [comm._stream(call[3], stream).value for stream in (None, Stream(), Protocol(), 0x8000)]
     assert given == [0x5000, 0x6000, 0x7000, 0x8000]
 
 

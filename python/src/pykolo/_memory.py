@@ -43,11 +43,6 @@ _DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
 _DLPACK_NAMED = {4: "bfloat16", 10: "float8_e4m3fn", 12: "float8_e5m2"}
 _ON_HOST, _ON_CUDA = (1, 3, 11), (2, 13)
 
-# The types of arrays, and of their elements, for which `Memory` need not look further. They are
-# entered when they are first seen, because pykolo does not import numpy.
-fast_arrays: set[type] = set()
-fast_dtypes: dict[Any, int] = {}
-
 
 class Element:
     """A type of elements: a type of kolo, of which each has ``parts``."""
@@ -69,16 +64,31 @@ class Element:
         self.code: int = _abi.UINT8 if code is None else code
 
 
+# The types of arrays, and of their elements, for which `memory_of` need not look further. They are
+# entered when they are first seen, because pykolo does not import numpy.
+fast_arrays: set[type] = set()
+fast_dtypes: dict[Any, int] = {}
+_fast_elements: dict[Any, Element] = {}
+
+
 class Memory:
     """The memory of an object. It stays where it is as long as this lives."""
 
     __slots__ = ("count", "element", "is_readonly", "keep", "on_device", "pointer", "shape", "stream")
 
     def __init__(
-        self, keep: Any, address: int, shape: tuple[int, ...], element: Element, is_readonly: bool, on_device: bool = False, stream: int = 0
+        self,
+        keep: Any,
+        pointer: Any,
+        shape: tuple[int, ...],
+        element: Element,
+        is_readonly: bool = False,
+        on_device: bool = False,
+        stream: int = 0,
     ) -> None:
+        """``pointer``: what ctypes passes as the address."""
         self.keep = keep
-        self.pointer = ctypes.c_void_p(address)
+        self.pointer = pointer
         self.shape = shape
         self.count = math.prod(shape)
         self.element = element
@@ -94,6 +104,13 @@ class Memory:
 
 def memory_of(x: Any, op: str, name: str, writes: bool = False, stream: int = 0) -> Memory:
     """The memory of an argument of an operation, which the operation ``writes``."""
+    if type(x) in fast_arrays and (element := _fast_elements.get(x.dtype)) is not None:
+        try:
+            view = writable_view(x)
+        except (TypeError, ValueError, BufferError):
+            pass
+        else:
+            return Memory(view, view, x.shape, element)
     numpy = sys.modules.get("numpy")
     found: Memory | None
     if numpy is not None and isinstance(x, numpy.ndarray):
@@ -127,8 +144,9 @@ def _of_numpy(x: Any, numpy: Any, op: str, name: str) -> Memory:
     if type(x) is numpy.ndarray and not element.is_raw and not element.is_complex and kind in "biuf" and element.name not in _NAMED:
         fast_arrays.add(numpy.ndarray)
         fast_dtypes[dtype] = element.code
+        _fast_elements[dtype] = element
     address, is_readonly = x.__array_interface__["data"]
-    return Memory(x, address, x.shape, element, is_readonly)
+    return Memory(x, ctypes.c_void_p(address), x.shape, element, is_readonly)
 
 
 class _Buffer(ctypes.Structure):
@@ -174,7 +192,7 @@ def _of_buffer(x: Any, op: str, name: str) -> Memory | None:
         raise ArgumentError(f"{op}: {name} has elements of the type object, which are addresses", op=op)
     element = Element(kind, view.itemsize, "" if kind != "V" else view.format)
     # The view keeps an object from changing its size.
-    return Memory(view, _address(view), view.shape or (), element, view.readonly)
+    return Memory(view, ctypes.c_void_p(_address(view)), view.shape or (), element, view.readonly)
 
 
 def _of_interface(x: Any, op: str, name: str) -> Memory | None:
@@ -200,7 +218,7 @@ def _of_interface(x: Any, op: str, name: str) -> Memory | None:
     on_device = attribute == "__cuda_array_interface__"
     # 1 is the default stream, which is NULL in C.
     stream = (given.get("stream") or 0) if on_device else 0
-    return Memory(x, address or 0, shape, element, is_readonly, on_device, 0 if stream == 1 else stream)
+    return Memory(x, ctypes.c_void_p(address or 0), shape, element, is_readonly, on_device, 0 if stream == 1 else stream)
 
 
 def _in_c_order(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
@@ -279,7 +297,7 @@ def _of_dlpack(x: Any, op: str, name: str, stream: int) -> Memory | None:
     element = Element(kind, size, _DLPACK_NAMED.get(tensor.code, ""))
     # The capsule is not consumed: it frees the tensor when it is dropped.
     on_device = tensor.device in _ON_CUDA
-    return Memory((x, capsule), (tensor.data or 0) + tensor.byte_offset, shape, element, is_readonly, on_device, stream)
+    return Memory((x, capsule), ctypes.c_void_p((tensor.data or 0) + tensor.byte_offset), shape, element, is_readonly, on_device, stream)
 
 
 def new_like(x: Any, shape: tuple[int, ...], element: Element) -> Any:

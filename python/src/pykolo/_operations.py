@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from . import _abi, _work
 from ._errors import ArgumentError, check, error_of
@@ -42,14 +42,8 @@ _NOW = {name: unconverted(name) for name in (*_abi.OPERATIONS, "send_recv")}
 _START = {name: unconverted("start_" + name) for name in _abi.OPERATIONS}
 
 
-class _Call(NamedTuple):
-    """An operation with its arguments."""
-
-    op: str
-    arguments: tuple[Any, ...]
-    # What the call returns at its end.
-    result: Callable[[], Any]
-    memories: tuple[Memory, ...] = ()
+# An operation, its arguments, what returns the result at its end, and the memory that it uses.
+_Call = tuple[str, tuple[Any, ...], Callable[[], Any], tuple[Memory, ...]]
 
 
 def _nothing() -> None:
@@ -101,43 +95,44 @@ class Operations:
     _size: int
 
     def _run(self, call: _Call, timeout: Timeout, stream: Any) -> Any:
-        handle = self._handle
-        pointer = self._stream(call, stream)
-        function = _NOW[call.op]
+        name, arguments, result_of, memories = call
+        pointer = self._stream(memories, stream)
         if timeout is None:
-            result = function(*call.arguments, handle, pointer)
+            result = _NOW[name](*arguments, self._handle, pointer)
         else:
             check(_call_timeout(milliseconds(timeout, "timeout")))
             try:
-                result = function(*call.arguments, handle, pointer)
+                result = _NOW[name](*arguments, self._handle, pointer)
             finally:
                 _call_timeout(0)
         if result:
             raise error_of(result)
-        return call.result()
+        return result_of()
 
     def _start(self, call: _Call, timeout: Timeout, stream: Any) -> Work[Any]:
-        arguments = (*call.arguments, self._handle, self._stream(call, stream))
-        uses = (self, call)
+        name, arguments, result_of, memories = call
+        arguments = (*arguments, self._handle, self._stream(memories, stream))
         if timeout is None:
-            return _work.start(_START[call.op], arguments, uses, call.result)
+            return _work.start(_START[name], arguments, (self, memories), result_of)
         check(_call_timeout(milliseconds(timeout, "timeout")))
         try:
-            return _work.start(_START[call.op], arguments, uses, call.result)
+            return _work.start(_START[name], arguments, (self, memories), result_of)
         finally:
             _call_timeout(0)
 
-    def _stream(self, call: _Call, given: Any) -> ctypes.c_void_p | None:
-        if given is None:
-            given = next((memory.stream for memory in call.memories if memory.stream), None)
-        address = _stream_of(given)
-        return ctypes.c_void_p(address) if address else None
+    def _stream(self, memories: tuple[Memory, ...], given: Any) -> ctypes.c_void_p | None:
+        if given is not None:
+            return ctypes.c_void_p(_stream_of(given))
+        for memory in memories:
+            if memory.stream:
+                return ctypes.c_void_p(memory.stream)
+        return None
 
     def _in(self, x: Any, op: str, stream: Any, name: str = "x") -> Memory:
-        return memory_of(x, op, name, stream=_stream_of(stream))
+        return memory_of(x, op, name, stream=0 if stream is None else _stream_of(stream))
 
     def _out(self, x: Any, op: str, stream: Any, name: str = "out") -> Memory:
-        return memory_of(x, op, name, writes=True, stream=_stream_of(stream))
+        return memory_of(x, op, name, writes=True, stream=0 if stream is None else _stream_of(stream))
 
     def _root(self, root: int, op: str) -> int:
         if not 0 <= root < self._size:
@@ -187,7 +182,7 @@ class Operations:
             source, into = self._in(x, name, stream), self._out(out, name, stream)
             _same(name, source, into, source.count)
         count, code, reduction = _reduction(op, name, source)
-        return _Call(name, (source.pointer, into.pointer, _size(count), code, reduction), lambda: out, (source, into))
+        return (name, (source.pointer, into.pointer, _size(count), code, reduction), lambda: out, (source, into))
 
     def _reduce(self, x: Any, out: Any, op: str, root: int, stream: Any) -> _Call:
         name = "reduce"
@@ -201,20 +196,20 @@ class Operations:
             _same(name, source, into, source.count)
             memories, pointer = (source, into), into.pointer
         count, code, reduction = _reduction(op, name, source)
-        return _Call(name, (source.pointer, pointer, _size(count), code, reduction, root), lambda: out if is_root else None, memories)
+        return (name, (source.pointer, pointer, _size(count), code, reduction, root), lambda: out if is_root else None, memories)
 
     def _broadcast(self, x: Any, root: int, stream: Any) -> _Call:
         name = "broadcast"
         is_root = self._root(root, name) == self._rank
         memory = self._in(x, name, stream) if is_root else self._out(x, name, stream, "x")
-        return _Call(name, (memory.pointer, memory.pointer, _size(memory.parts), memory.element.code, root), lambda: x, (memory,))
+        return (name, (memory.pointer, memory.pointer, _size(memory.parts), memory.element.code, root), lambda: x, (memory,))
 
     def _all_gather(self, x: Any, out: Any, stream: Any) -> _Call:
         name = "all_gather"
         source = self._in(x, name, stream)
         out, into = self._given_or_new(out, name, stream, x, source, (self._size, *source.shape))
         _same(name, source, into, source.count * self._size)
-        return _Call(name, (source.pointer, into.pointer, _size(source.parts), source.element.code), lambda: out, (source, into))
+        return (name, (source.pointer, into.pointer, _size(source.parts), source.element.code), lambda: out, (source, into))
 
     def _all_gather_v(self, x: Any, counts: Sequence[int], out: Any, stream: Any) -> _Call:
         name = "all_gather_v"
@@ -224,7 +219,7 @@ class Operations:
             raise ArgumentError(f"{name}: x has {source.count} elements, and counts[{self._rank}] is {counts[self._rank]}", op=name)
         out, into = self._given_or_new(out, name, stream, x, source, (sum(counts),))
         _same(name, source, into, sum(counts))
-        return _Call(name, (source.pointer, into.pointer, self._sizes(counts, source.element), source.element.code), lambda: out, (source, into))
+        return (name, (source.pointer, into.pointer, self._sizes(counts, source.element), source.element.code), lambda: out, (source, into))
 
     def _reduce_scatter(self, x: Any, out: Any, op: str, stream: Any) -> _Call:
         name = "reduce_scatter"
@@ -233,7 +228,7 @@ class Operations:
         count, shape = self._block(source, name)
         out, into = self._given_or_new(out, name, stream, x, source, shape)
         _same(name, source, into, count)
-        return _Call(name, (source.pointer, into.pointer, _size(into.parts), code, reduction), lambda: out, (source, into))
+        return (name, (source.pointer, into.pointer, _size(into.parts), code, reduction), lambda: out, (source, into))
 
     def _reduce_scatter_v(self, x: Any, counts: Sequence[int], out: Any, op: str, stream: Any) -> _Call:
         name = "reduce_scatter_v"
@@ -244,7 +239,7 @@ class Operations:
             raise ArgumentError(f"{name}: x has {source.count} elements, and the counts are {sum(counts)} together", op=name)
         out, into = self._given_or_new(out, name, stream, x, source, (counts[self._rank],))
         _same(name, source, into, counts[self._rank])
-        return _Call(name, (source.pointer, into.pointer, self._sizes(counts, source.element), code, reduction), lambda: out, (source, into))
+        return (name, (source.pointer, into.pointer, self._sizes(counts, source.element), code, reduction), lambda: out, (source, into))
 
     def _all_to_all(self, x: Any, out: Any, stream: Any) -> _Call:
         name = "all_to_all"
@@ -253,7 +248,7 @@ class Operations:
         out, into = self._given_or_new(out, name, stream, x, source, source.shape)
         _same(name, source, into, source.count)
         count = source.parts // self._size
-        return _Call(name, (source.pointer, into.pointer, _size(count), source.element.code), lambda: out, (source, into))
+        return (name, (source.pointer, into.pointer, _size(count), source.element.code), lambda: out, (source, into))
 
     def _all_to_all_v(self, x: Any, send_counts: Sequence[int], recv_counts: Sequence[int], out: Any, stream: Any) -> _Call:
         name = "all_to_all_v"
@@ -265,7 +260,7 @@ class Operations:
         _same(name, source, into, sum(receives))
         element = source.element
         arguments = (source.pointer, self._sizes(sends, element), into.pointer, self._sizes(receives, element), element.code)
-        return _Call(name, arguments, lambda: out, (source, into))
+        return (name, arguments, lambda: out, (source, into))
 
     def _gather(self, x: Any, out: Any, root: int, stream: Any) -> _Call:
         name = "gather"
@@ -278,7 +273,7 @@ class Operations:
             _same(name, source, into, source.count * self._size)
             memories, pointer = (source, into), into.pointer
         arguments = (source.pointer, pointer, _size(source.parts), source.element.code, root)
-        return _Call(name, arguments, lambda: out if is_root else None, memories)
+        return (name, arguments, lambda: out if is_root else None, memories)
 
     def _scatter(self, x: Any, out: Any, root: int, stream: Any) -> _Call:
         name = "scatter"
@@ -287,7 +282,7 @@ class Operations:
             if out is None:
                 raise ArgumentError(f"{name}: only the root knows what it sends: pass an out on rank {self._rank}", op=name)
             into = self._out(out, name, stream)
-            return _Call(name, (None, into.pointer, _size(into.parts), into.element.code, root), lambda: out, (into,))
+            return (name, (None, into.pointer, _size(into.parts), into.element.code, root), lambda: out, (into,))
         if x is None:
             raise ArgumentError(f"{name}: rank {root} is the root: pass it x, with a block for each rank", op=name)
         source = self._in(x, name, stream)
@@ -295,21 +290,21 @@ class Operations:
         out, into = self._given_or_new(out, name, stream, x, source, shape)
         _same(name, source, into, count)
         arguments = (source.pointer, into.pointer, _size(into.parts), source.element.code, root)
-        return _Call(name, arguments, lambda: out, (source, into))
+        return (name, arguments, lambda: out, (source, into))
 
     def _send(self, x: Any, peer: int, stream: Any) -> _Call:
         memory = self._in(x, "send", stream)
-        return _Call("send", (memory.pointer, _size(memory.parts), memory.element.code, self._root(peer, "send")), _nothing, (memory,))
+        return ("send", (memory.pointer, _size(memory.parts), memory.element.code, self._root(peer, "send")), _nothing, (memory,))
 
     def _recv(self, out: Any, peer: int, stream: Any) -> _Call:
         memory = self._out(out, "recv", stream)
         arguments = (memory.pointer, _size(memory.parts), memory.element.code, self._root(peer, "recv"))
-        return _Call("recv", arguments, lambda: out, (memory,))
+        return ("recv", arguments, lambda: out, (memory,))
 
     def _recv_any(self, out: Any, stream: Any) -> _Call:
         memory = self._out(out, "recv_any", stream)
         source = ctypes.c_int32()
-        return _Call("recv_any", (memory.pointer, _size(memory.parts), memory.element.code, ctypes.byref(source)), lambda: source.value, (memory,))
+        return ("recv_any", (memory.pointer, _size(memory.parts), memory.element.code, ctypes.byref(source)), lambda: source.value, (memory,))
 
     def all_reduce(self, x: A, out: A | None = None, op: ReduceOp = "sum", *, timeout: Timeout = None, stream: Any = None) -> A:
         """Reduces the arrays of all ranks element by element: in place, or into ``out``."""
@@ -447,11 +442,11 @@ class Operations:
 
     def barrier(self, *, timeout: Timeout = None, stream: Any = None) -> None:
         """Returns when all ranks have called it."""
-        self._run(_Call("barrier", (), _nothing), timeout, stream)
+        self._run(("barrier", (), _nothing, ()), timeout, stream)
 
     def start_barrier(self, *, timeout: Timeout = None, stream: Any = None) -> Work[None]:
         """Starts ``barrier``."""
-        return self._start(_Call("barrier", (), _nothing), timeout, stream)
+        return self._start(("barrier", (), _nothing, ()), timeout, stream)
 
     def send(self, x: Any, peer: int, *, timeout: Timeout = None, stream: Any = None) -> None:
         """Sends an array to a rank, which receives as many elements of the same type. It may wait
@@ -493,4 +488,4 @@ class Operations:
             self._root(source, name),
             send.element.code,
         )
-        return self._run(_Call(name, arguments, lambda: out, (send, into)), timeout, stream)  # type: ignore[no-any-return]
+        return self._run((name, arguments, lambda: out, (send, into)), timeout, stream)  # type: ignore[no-any-return]

@@ -13,19 +13,19 @@ from typing import Any, Generic, TypeVar
 
 from . import _abi
 from ._errors import check, error_of
-from ._library import function
+from ._library import function, unconverted
 from ._settings import milliseconds
 from ._signals import raised_by_handler
 
 T = TypeVar("T")
 
-_wait = function("work_wait")
+_wait = unconverted("work_wait")
 _wait_timeout = function("work_wait_timeout")
-_test = function("work_test")
+_test = unconverted("work_test")
 _on_done = function("work_on_done")
 _duration = function("work_duration")
 _cancel = function("work_cancel")
-_destroy = function("work_destroy")
+_destroy = unconverted("work_destroy")
 
 
 class _Flight:
@@ -33,7 +33,7 @@ class _Flight:
 
     __slots__ = ("handle", "is_over", "uses")
 
-    def __init__(self, handle: int, uses: Any) -> None:
+    def __init__(self, handle: ctypes.c_void_p, uses: Any) -> None:
         self.handle = handle
         self.uses = uses
         self.is_over = False
@@ -42,7 +42,7 @@ class _Flight:
         """Whether the operation uses its memory no more."""
         done = ctypes.c_int32()
         # It fails if the operation has, or in a forked child, whose memory no operation uses.
-        self.is_over = self.is_over or _test(self.handle, done) != _abi.OK or done.value != 0
+        self.is_over = self.is_over or _test(self.handle, ctypes.byref(done)) != _abi.OK or done.value != 0
         return self.is_over
 
 
@@ -53,6 +53,9 @@ _lock = threading.Lock()
 
 def _drop(flight: _Flight) -> None:
     """Frees a flight, and earlier ones, that have ended."""
+    if flight.is_over and not _dropped:
+        _destroy(flight.handle)
+        return
     with _lock:
         flights = [*_dropped, flight]
         _dropped[:] = [each for each in flights if not each.has_ended()]
@@ -71,7 +74,7 @@ class Work(Generic[T]):
 
     __slots__ = ("__weakref__", "_flight", "_result")
 
-    def __init__(self, handle: int, result: Callable[[], T], uses: Any) -> None:
+    def __init__(self, handle: ctypes.c_void_p, result: Callable[[], T], uses: Any) -> None:
         self._flight = _Flight(handle, uses)
         self._result = result
 
@@ -174,4 +177,4 @@ atexit.register(_leave)
 def start(starts: Callable[..., int], arguments: tuple[Any, ...], uses: Any, result: Callable[[], T]) -> Work[T]:
     handle = ctypes.c_void_p()
     check(starts(*arguments, ctypes.byref(handle)))
-    return Work(handle.value or 0, result, uses)
+    return Work(handle, result, uses)
