@@ -118,7 +118,7 @@ class Communicator(Objects):
 
     def _connect(self, connect: Callable[[ctypes.c_void_p], int]) -> None:
         # `close` needs one if this fails.
-        self._handle = ctypes.c_void_p()
+        self._set(None)
         run_signal_handlers()
         handle = ctypes.c_void_p()
         check(connect(handle))
@@ -130,8 +130,12 @@ class Communicator(Objects):
         self._take(handle)
         return self
 
-    def _take(self, handle: int | None) -> None:
+    def _set(self, handle: int | None) -> None:
         self._handle = ctypes.c_void_p(handle)
+        self._argument = ctypes.c_void_p.from_param(handle)
+
+    def _take(self, handle: int | None) -> None:
+        self._set(handle)
         self._rank = self._asked(_rank, ctypes.c_int32())
         self._size = self._asked(_count, ctypes.c_int32())
         _open.add(self)
@@ -231,7 +235,8 @@ class Communicator(Objects):
         """Leaves the communicator and frees it. Cancels operations in flight: wait for them first. A
         second call has no effect.
         """
-        handle, self._handle = self._handle, ctypes.c_void_p()
+        handle = self._handle
+        self._set(None)
         if handle.value:
             # In a forked child, it is the parent's.
             if (result := _destroy(handle)) not in (_abi.OK, _abi.ERR_FORKED, _abi.ERR_HANDLE):

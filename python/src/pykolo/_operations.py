@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 from . import _abi, _work
@@ -36,8 +35,21 @@ Timeout = float | timedelta | None
 
 _call_timeout = function("call_timeout")
 _all_reduce_now = unconverted("all_reduce")
-# An object of ctypes takes as long to make as to look up twice.
-_size: Callable[[int], ctypes.c_size_t] = lru_cache(256)(ctypes.c_size_t)
+_broadcast_now = unconverted("broadcast")
+
+
+class _Sizes(dict[int, Any]):
+    """Counts as ctypes passes them. To make one takes as long as to look up five."""
+
+    def __missing__(self, count: int) -> Any:
+        made = ctypes.c_size_t.from_param(count)
+        if len(self) < 1024:
+            self[count] = made
+        return made
+
+
+_sizes = _Sizes()
+_size = _sizes.__getitem__
 _NOW = {name: unconverted(name) for name in (*_abi.OPERATIONS, "send_recv")}
 _START = {name: unconverted("start_" + name) for name in _abi.OPERATIONS}
 
@@ -88,9 +100,11 @@ def _same(op: str, x: Memory, out: Memory, count: int, what: str = "x") -> None:
 class Operations:
     """What all ranks of a communicator call together, and messages between two."""
 
-    __slots__ = ("__weakref__", "_handle", "_rank", "_size")
+    __slots__ = ("__weakref__", "_argument", "_handle", "_rank", "_size")
 
     _handle: ctypes.c_void_p
+    # The handle as ctypes passes it.
+    _argument: Any
     _rank: int
     _size: int
 
@@ -98,11 +112,11 @@ class Operations:
         name, arguments, result_of, memories = call
         pointer = self._stream(memories, stream)
         if timeout is None:
-            result = _NOW[name](*arguments, self._handle, pointer)
+            result = _NOW[name](*arguments, self._argument, pointer)
         else:
             check(_call_timeout(milliseconds(timeout, "timeout")))
             try:
-                result = _NOW[name](*arguments, self._handle, pointer)
+                result = _NOW[name](*arguments, self._argument, pointer)
             finally:
                 _call_timeout(0)
         if result:
@@ -111,7 +125,7 @@ class Operations:
 
     def _start(self, call: _Call, timeout: Timeout, stream: Any) -> Work[Any]:
         name, arguments, result_of, memories = call
-        arguments = (*arguments, self._handle, self._stream(memories, stream))
+        arguments = (*arguments, self._argument, self._stream(memories, stream))
         if timeout is None:
             return _work.start(_START[name], arguments, (self, memories), result_of)
         check(_call_timeout(milliseconds(timeout, "timeout")))
@@ -309,14 +323,14 @@ class Operations:
     def all_reduce(self, x: A, out: A | None = None, op: ReduceOp = "sum", *, timeout: Timeout = None, stream: Any = None) -> A:
         """Reduces the arrays of all ranks element by element: in place, or into ``out``."""
         if out is None and timeout is None and stream is None and type(x) in fast_arrays:
-            # The short way of numpy arrays: 1 us less.
+            # The short way of numpy arrays: 2 us less.
             try:
                 memory = writable_view(x)
-                code, number = fast_dtypes[x.dtype], _REDUCTIONS[op]  # type: ignore[attr-defined]
+                count, code, number = _sizes[x.size], fast_dtypes[x.dtype], _REDUCTIONS[op]  # type: ignore[attr-defined]
             except (KeyError, TypeError, ValueError, BufferError):
                 pass
             else:
-                result = _all_reduce_now(memory, memory, _size(x.size), code, number, self._handle, None)  # type: ignore[attr-defined]
+                result = _all_reduce_now(memory, memory, count, code, number, self._argument, None)
                 if result:
                     raise error_of(result)
                 return x
@@ -340,6 +354,18 @@ class Operations:
 
     def broadcast(self, x: A, root: int = 0, *, timeout: Timeout = None, stream: Any = None) -> A:
         """Copies the root's array to those of all ranks, in place."""
+        if timeout is None and stream is None and type(x) in fast_arrays and 0 <= root < self._size:
+            # As that of `all_reduce`.
+            try:
+                memory = writable_view(x)
+                count, code = _sizes[x.size], fast_dtypes[x.dtype]  # type: ignore[attr-defined]
+            except (KeyError, TypeError, ValueError, BufferError):
+                pass
+            else:
+                result = _broadcast_now(memory, memory, count, code, root, self._argument, None)
+                if result:
+                    raise error_of(result)
+                return x
         return self._run(self._broadcast(x, root, stream), timeout, stream)  # type: ignore[no-any-return]
 
     def start_broadcast(self, x: A, root: int = 0, *, timeout: Timeout = None, stream: Any = None) -> Work[A]:
