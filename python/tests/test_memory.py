@@ -192,6 +192,16 @@ def test_arrays_of_numpy(comm):
     with pytest.raises(ValueError, match="x is read-only"):
         comm.all_reduce(x)
     assert (comm.all_gather(x) == x).all()
+    for root in (0, numpy.int64(0)):
+        assert comm.broadcast(numpy.ones(2), root)[0] == comm.reduce(numpy.ones(2), root=root)[0] == 1
+        assert comm.gather(x, root=root).shape == (1, 3) and comm.scatter(x, root=root).shape == (3,)
+    assert comm.all_gather_v(x, numpy.array([3])).tolist() == [1, 1, 1]
+    for wrong in (0.0, "0", None):
+        with pytest.raises(TypeError):
+            comm.broadcast(numpy.ones(2), wrong)
+    with pytest.raises(TypeError):
+        comm.all_reduce(numpy.ones(2), op=["sum"])
+    assert comm.alloc(0).shape == (0,) and comm.alloc((3, 0), "int8").shape == (3, 0)
     assert comm.all_gather(numpy.float32(2)).shape == (1,) and comm.all_gather(numpy.empty((0, 3))).shape == (1, 0, 3)
 
 

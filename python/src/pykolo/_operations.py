@@ -7,6 +7,7 @@ returns, and the memory that it uses. The blocking and the nonblocking call foll
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
@@ -149,13 +150,15 @@ class Operations:
         return memory_of(x, op, name, writes=True, stream=0 if stream is None else _stream_of(stream))
 
     def _root(self, root: int, op: str) -> int:
+        # Also of numpy's integers.
+        root = operator.index(root)
         if not 0 <= root < self._size:
             raise ArgumentError(f"{op}: there is no rank {root}; ranks are 0 to {self._size - 1}", op=op)
         return root
 
     def _counts(self, given: Sequence[int], op: str, name: str = "counts") -> list[int]:
         """A number of elements for each rank."""
-        counts = [int(count) for count in given]
+        counts = [operator.index(count) for count in given]
         if len(counts) != self._size:
             raise ArgumentError(f"{op}: {name} has {len(counts)} entries, and needs one for each of {self._size} ranks", op=op)
         if any(count < 0 for count in counts):
@@ -200,7 +203,8 @@ class Operations:
 
     def _reduce(self, x: Any, out: Any, op: str, root: int, stream: Any) -> _Call:
         name = "reduce"
-        is_root = self._root(root, name) == self._rank
+        root = self._root(root, name)
+        is_root = root == self._rank
         source = self._in(x, name, stream)
         memories: tuple[Memory, ...] = (source,)
         pointer = None
@@ -214,7 +218,8 @@ class Operations:
 
     def _broadcast(self, x: Any, root: int, stream: Any) -> _Call:
         name = "broadcast"
-        is_root = self._root(root, name) == self._rank
+        root = self._root(root, name)
+        is_root = root == self._rank
         memory = self._in(x, name, stream) if is_root else self._out(x, name, stream, "x")
         return (name, (memory.pointer, memory.pointer, _size(memory.parts), memory.element.code, root), lambda: x, (memory,))
 
@@ -278,7 +283,8 @@ class Operations:
 
     def _gather(self, x: Any, out: Any, root: int, stream: Any) -> _Call:
         name = "gather"
-        is_root = self._root(root, name) == self._rank
+        root = self._root(root, name)
+        is_root = root == self._rank
         source = self._in(x, name, stream)
         memories: tuple[Memory, ...] = (source,)
         pointer = None
@@ -291,7 +297,8 @@ class Operations:
 
     def _scatter(self, x: Any, out: Any, root: int, stream: Any) -> _Call:
         name = "scatter"
-        is_root = self._root(root, name) == self._rank
+        root = self._root(root, name)
+        is_root = root == self._rank
         if not is_root:
             if out is None:
                 raise ArgumentError(f"{name}: only the root knows what it sends: pass an out on rank {self._rank}", op=name)
@@ -354,7 +361,7 @@ class Operations:
 
     def broadcast(self, x: A, root: int = 0, *, timeout: Timeout = None, stream: Any = None) -> A:
         """Copies the root's array to those of all ranks, in place."""
-        if timeout is None and stream is None and type(x) in fast_arrays and 0 <= root < self._size:
+        if timeout is None and stream is None and type(x) in fast_arrays and type(root) is int and 0 <= root < self._size:
             # As that of `all_reduce`.
             try:
                 memory = writable_view(x)
