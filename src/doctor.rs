@@ -185,7 +185,7 @@ fn topology(settings: &Settings) -> Finding {
     }
 }
 
-/// Returns the store where this process would meet the other ranks.
+/// Returns the store where this process would find the other ranks.
 fn store(launch: Option<&Launch>) -> Option<StoreUrl> {
     if let Some(url) = process_env("KOLO_STORE") {
         return match StoreUrl::parse(&url) {

@@ -17,7 +17,7 @@ use crate::last::Last;
 use crate::pointers::{place, pointer, text};
 use crate::registry::{Guard, Kind, Registry};
 use crate::store::{Callbacks, kolo_store_t};
-use crate::unique_id::{kolo_unique_id_t, meeting_place};
+use crate::unique_id::{kolo_unique_id_t, rendezvous};
 use crate::wait_check;
 
 /// A communicator: one rank's membership in a group of ranks. It is a handle, a number and not an
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn kolo_comm_init_rank(
     unsafe {
         connect(comm, || {
             let builder = ranks(builder(config)?, nranks, rank)?;
-            let (builder, served) = meeting_place(builder, &id)?;
+            let (builder, served) = rendezvous(builder, &id)?;
             held = Some(served);
             Ok(builder)
         })

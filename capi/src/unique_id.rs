@@ -95,14 +95,14 @@ pub unsafe extern "C" fn kolo_discard_unique_id(id: *const kolo_unique_id_t) -> 
     boundary(|| {
         pointer(id, "id")?;
         // SAFETY: the caller's pointer is valid, as the header says, and neither null nor misaligned.
-        let (_, held) = meeting_place(Communicator::builder(), unsafe { &*id })?;
+        let (_, held) = rendezvous(Communicator::builder(), unsafe { &*id })?;
         drop(held);
         Ok(())
     })
 }
 
 /// Makes a rank connect at the store that an id names.
-pub(crate) fn meeting_place(builder: Builder, id: &kolo_unique_id_t) -> Result<(Builder, Held), Fault> {
+pub(crate) fn rendezvous(builder: Builder, id: &kolo_unique_id_t) -> Result<(Builder, Held), Fault> {
     let internal = &id.internal;
     if internal[..6] != MAGIC || internal[72..].iter().any(|&byte| byte != 0) {
         return Err(Fault::setting("id", "(not shown)", "what kolo_get_unique_id of this version of kolo made"));

@@ -1,12 +1,11 @@
-//! Curves over sizes, or over numbers of ranks, on logarithmic axes, as SVG.
+//! Curves in panels under one legend, as SVG. The trainer in `examples/resnet` has this file, too.
 
 use std::error::Error;
+use std::ops::Range;
 
 use plotters::coord::Shift;
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
-
-use crate::files::Output;
-use crate::units::show_bytes;
 
 /// Width and height of one panel, in pixels: two panels fill the width of a page on GitHub.
 const PANEL: (u32, u32) = (440, 340);
@@ -29,60 +28,92 @@ pub(crate) const COLOURS: [RGBColor; 10] = [
     RGBColor(240, 140, 170),
 ];
 
-/// One curve: a name, a colour, and points of size and value.
-pub(crate) type Curve = (&'static str, RGBColor, Vec<(f64, f64)>);
-
-/// What the horizontal axis shows, and how a value is written there.
-pub(crate) struct Axis {
-    pub(crate) name: &'static str,
-    pub(crate) label: fn(f64) -> String,
+/// A line.
+#[derive(Clone)]
+pub(crate) struct Curve {
+    pub(crate) name: String,
+    pub(crate) colour: RGBColor,
+    pub(crate) points: Vec<(f64, f64)>,
+    /// Whether the points show.
+    pub(crate) has_marks: bool,
 }
 
-/// Draws panels over sizes.
-pub(crate) fn draw(title: &str, panels: &[(&str, Vec<Curve>)], output: Output) -> Result<(), Box<dyn Error>> {
-    let sizes = Axis { name: "size", label: |size| show_bytes(size.round() as u64) };
-    draw_over(&sizes, title, panels, output)
+impl Curve {
+    /// Returns a line whose points show.
+    pub(crate) fn new(name: &str, colour: RGBColor, points: Vec<(f64, f64)>) -> Curve {
+        Curve { name: name.to_owned(), colour, points, has_marks: true }
+    }
 }
 
-/// Draws panels side by side under one legend: the name of each one's values, and its curves.
-/// Panels without curves are left out.
-pub(crate) fn draw_over(axis: &Axis, title: &str, panels: &[(&str, Vec<Curve>)], output: Output) -> Result<(), Box<dyn Error>> {
-    let panels: Vec<_> = panels.iter().filter(|(_, curves)| !curves.is_empty()).collect();
+/// The axes of a panel.
+#[derive(Clone, Copy)]
+pub(crate) enum Scale {
+    /// Logarithmic, with how values are written below.
+    Log(fn(f64) -> String),
+    /// Linear. The vertical one begins with zero or with the least value.
+    Linear { from_zero: bool },
+}
+
+/// Some curves over one axis.
+pub(crate) struct Panel {
+    /// What the axes show.
+    pub(crate) x: &'static str,
+    pub(crate) y: String,
+    pub(crate) scale: Scale,
+    pub(crate) curves: Vec<Curve>,
+}
+
+/// Draws panels in rows of so many. Panels without curves are left out.
+pub(crate) fn draw(title: Option<&str>, panels: &[Panel], columns: usize) -> Result<String, Box<dyn Error>> {
+    let has_points = |panel: &&Panel| panel.curves.iter().any(|curve| !curve.points.is_empty());
+    let panels: Vec<&Panel> = panels.iter().filter(has_points).collect();
     if panels.is_empty() {
         return Err("there is nothing to draw".into());
     }
-    let width = PANEL.0 * panels.len() as u32;
-    let legend = Legend::new(panels.iter().flat_map(|(_, curves)| curves), width);
+    let columns = columns.min(panels.len());
+    let rows = panels.len().div_ceil(columns);
+    let width = PANEL.0 * columns as u32;
+    let legend = Legend::new(panels.iter().flat_map(|panel| &panel.curves), width);
     let mut text = String::new();
     {
-        let size = (width, TITLE + legend.height() + PANEL.1);
+        let above = if title.is_some() { TITLE } else { 0 };
+        let size = (width, above + legend.height() + PANEL.1 * rows as u32);
         let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
         area.fill(&WHITE)?;
-        let area = area.titled(title, ("sans-serif", 18))?;
+        let area = if let Some(title) = title { area.titled(title, ("sans-serif", 18))? } else { area };
         let (top, area) = area.split_vertically(legend.height());
         legend.draw(&top)?;
-        for (area, (name, curves)) in area.split_evenly((1, panels.len())).iter().zip(panels) {
-            panel(area, axis, name, curves)?;
+        for (area, panel) in area.split_evenly((rows, columns)).iter().zip(panels) {
+            match panel.scale {
+                Scale::Log(_) => {
+                    let [x, y] = [log_range(panel, |point| point.0), log_range(panel, |point| point.1)];
+                    draw_panel(area, panel, x.log_scale().base(2.0), y.log_scale())?;
+                }
+                Scale::Linear { from_zero } => {
+                    let x = linear_range(panel, |point| point.0, true);
+                    draw_panel(area, panel, x, linear_range(panel, |point| point.1, from_zero))?;
+                }
+            }
         }
         area.present()?;
     }
-    Ok(output.write(&text)?)
+    Ok(text)
 }
 
 /// The names of all curves with their colours, in rows.
-struct Legend {
+struct Legend<'a> {
     /// Name, colour and the place of its left end.
-    entries: Vec<(&'static str, RGBColor, (i32, i32))>,
+    entries: Vec<(&'a str, RGBColor, (i32, i32))>,
     rows: u32,
 }
 
-impl Legend {
+impl<'a> Legend<'a> {
     /// Lays out each name once, in rows of at most `width` pixels.
-    fn new<'a>(curves: impl Iterator<Item = &'a Curve>, width: u32) -> Legend {
+    fn new(curves: impl Iterator<Item = &'a Curve>, width: u32) -> Legend<'a> {
         const LEFT: i32 = 80;
-        let mut entries: Vec<(&'static str, RGBColor, (i32, i32))> = Vec::new();
+        let mut entries: Vec<(&str, RGBColor, (i32, i32))> = Vec::new();
         let (mut x, mut rows) = (LEFT, 1);
-        for &(name, colour, _) in curves {
+        for Curve { name, colour, .. } in curves {
             if entries.iter().any(|entry| entry.0 == name) {
                 continue;
             }
@@ -91,7 +122,7 @@ impl Legend {
             if x + room > width as i32 && x > LEFT {
                 (x, rows) = (LEFT, rows + 1);
             }
-            entries.push((name, colour, (x, (rows - 1) * LEGEND_ROW as i32)));
+            entries.push((name, *colour, (x, (rows - 1) * LEGEND_ROW as i32)));
             x += room;
         }
         Legend { entries, rows: rows as u32 }
@@ -113,43 +144,46 @@ impl Legend {
     }
 }
 
-fn panel<DB: DrawingBackend>(
-    area: &DrawingArea<DB, Shift>,
-    axis: &Axis,
-    name: &str,
-    curves: &[Curve],
-) -> Result<(), Box<dyn Error>>
+fn log_range(panel: &Panel, of: fn(&(f64, f64)) -> f64) -> Range<f64> {
+    let values = panel.curves.iter().flat_map(|curve| &curve.points).map(of);
+    let (least, most) = values.fold((f64::INFINITY, 0.0f64), |(least, most), value| (least.min(value), most.max(value)));
+    // Room around, and a range even for a single point.
+    if least.is_finite() { least / 1.5..most * 1.5 } else { 0.5..2.0 }
+}
+
+fn linear_range(panel: &Panel, of: fn(&(f64, f64)) -> f64, from_zero: bool) -> Range<f64> {
+    let values = panel.curves.iter().flat_map(|curve| &curve.points).map(of).filter(|value| value.is_finite());
+    let (least, most) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), value| (a.min(value), b.max(value)));
+    let least = if from_zero { 0.0 } else { least };
+    // Room above, and a range even for a single point.
+    let room = (0.06 * (most - least)).max(1e-3 * most.abs()).max(1e-9);
+    (if from_zero { 0.0 } else { least - room })..most + room
+}
+
+fn draw_panel<DB, X, Y>(area: &DrawingArea<DB, Shift>, panel: &Panel, x: X, y: Y) -> Result<(), Box<dyn Error>>
 where
+    DB: DrawingBackend,
     DB::ErrorType: 'static,
+    X: AsRangedCoord<Value = f64>,
+    Y: AsRangedCoord<Value = f64>,
+    X::CoordDescType: ValueFormatter<f64>,
+    Y::CoordDescType: ValueFormatter<f64>,
 {
-    let points = || curves.iter().flat_map(|(_, _, points)| points);
-    let range = |of: fn(&(f64, f64)) -> f64| {
-        let (least, most) =
-            points().map(of).fold((f64::INFINITY, 0.0f64), |(least, most), value| (least.min(value), most.max(value)));
-        // Room around, and a range even for a single point.
-        if least.is_finite() { least / 1.5..most * 1.5 } else { 0.5..2.0 }
-    };
-    let mut chart = ChartBuilder::on(area)
-        .margin(8)
-        .margin_right(24)
-        .x_label_area_size(46)
-        .y_label_area_size(66)
-        .build_cartesian_2d(range(|point| point.0).log_scale().base(2.0), range(|point| point.1).log_scale())?;
-    chart
-        .configure_mesh()
-        .x_desc(axis.name)
-        .y_desc(name)
-        .x_label_formatter(&|value| (axis.label)(*value))
-        .y_label_formatter(&|value| if *value >= 10.0 { format!("{value:.0}") } else { format!("{value}") })
-        .x_labels(6)
-        .label_style(FONT)
-        .axis_desc_style(FONT)
-        .light_line_style(BLACK.mix(0.06))
-        .bold_line_style(BLACK.mix(0.14))
-        .draw()?;
-    for (_, colour, points) in curves {
+    let mut chart =
+        ChartBuilder::on(area).margin(8).margin_right(24).x_label_area_size(46).y_label_area_size(66).build_cartesian_2d(x, y)?;
+    let of_value = |value: &f64| if *value >= 10.0 { format!("{value:.0}") } else { format!("{value}") };
+    let of_size = |value: &f64| if let Scale::Log(label) = panel.scale { label(*value) } else { String::new() };
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc(panel.x).y_desc(&panel.y).x_labels(6).label_style(FONT).axis_desc_style(FONT);
+    if let Scale::Log(_) = panel.scale {
+        mesh.x_label_formatter(&of_size).y_label_formatter(&of_value);
+    }
+    mesh.light_line_style(BLACK.mix(0.06)).bold_line_style(BLACK.mix(0.14)).draw()?;
+    for Curve { colour, points, has_marks, .. } in &panel.curves {
         chart.draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?;
-        chart.draw_series(points.iter().map(|&point| Circle::new(point, 3, colour.filled())))?;
+        if *has_marks {
+            chart.draw_series(points.iter().map(|&point| Circle::new(point, 3, colour.filled())))?;
+        }
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! the whole of it.
 
 mod bench;
+#[allow(dead_code, reason = "the trainer in examples/resnet uses more of it")]
 mod chart;
 mod compare;
 mod doctor;

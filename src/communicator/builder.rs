@@ -50,7 +50,7 @@ pub struct Builder {
     world_size: Option<usize>,
     store: Option<String>,
     store_object: Option<Arc<dyn Store>>,
-    store_is_lent: bool,
+    store_ends_with_start: bool,
     store_is_served: bool,
     job: Option<String>,
     secret: Option<[u8; 32]>,
@@ -128,7 +128,7 @@ impl Builder {
     /// Drops the store object when the ranks have connected. The communicator does not grow.
     #[doc(hidden)]
     pub fn store_for_start_only(mut self) -> Self {
-        self.store_is_lent = true;
+        self.store_ends_with_start = true;
         self
     }
 
@@ -226,7 +226,7 @@ impl Builder {
         }
         if world_size == 1 {
             let alone = Communicator::alone(settings.clone())?;
-            if self.store_is_lent {
+            if self.store_ends_with_start {
                 return Ok(alone);
             }
             return Ok(alone.of_job(Arc::new(self.job_of(identity, settings, source))));
@@ -241,7 +241,7 @@ impl Builder {
         // All ranks have connected: the store is not needed before a growth.
         drop(store);
         let comm = Communicator::new(core, info);
-        if self.store_is_lent {
+        if self.store_ends_with_start {
             return Ok(comm);
         }
         let job = self.job_of(given, settings, source);

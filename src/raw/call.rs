@@ -125,7 +125,8 @@ impl RawCall {
     ///
     /// # Safety
     ///
-    /// As for [`PreparedCall::run`].
+    /// As for [`PreparedCall::run`]. The call has not been run on another communicator: buffers that
+    /// its rank there does not need are forgotten.
     ///
     /// # Errors
     ///

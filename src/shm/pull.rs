@@ -25,12 +25,7 @@ const PULLED: usize = 64 << 10;
 
 /// Runs an operation whose inputs may be registered: all ranks' inputs, or the root's alone if only
 /// the root has one.
-pub(super) fn pull<D: Collective>(
-    window: &mut Window,
-    context: &OpContext<'_>,
-    part: Part<'_>,
-    direct: &mut D,
-) -> Result<()> {
+pub(super) fn pull<D: Collective>(window: &mut Window, context: &OpContext<'_>, part: Part<'_>, direct: &mut D) -> Result<()> {
     let sources = part.sources();
     if bytes(part) < PULLED {
         return window.pipeline(context, sources, 0, direct);

@@ -20,8 +20,8 @@ use crate::error::{Cause, Error, Result};
 use crate::failure::{CommInfo, OpContext};
 use crate::host_group;
 use crate::host_group::area::{AREA, Area};
-use crate::schedule::elements;
 use crate::schedule::select::has_window;
+use crate::schedule::{Blocks, elements};
 use crate::sys::{Domains, PageSize, Patience, Processors, Region, every_case};
 use crate::types::{DType, Descriptor, Member, Op, ReduceOp, mix};
 

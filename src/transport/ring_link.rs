@@ -69,7 +69,7 @@ impl<W: PeerWaker> RingLink<W> {
     /// # Safety
     ///
     /// `into` is writable until this returns, and no other thread accesses it.
-    unsafe fn read_loan(&mut self, into: RawSliceMut) -> Result<usize, Cause> {
+    unsafe fn read_exposed(&mut self, into: RawSliceMut) -> Result<usize, Cause> {
         let (Some(readable), Some(process)) = (self.consumer.readable(), self.waker.process()) else { return Ok(0) };
         let count = into.len.min(readable.len).min(MOST_READ);
         // SAFETY: the caller vouches for `into`.
@@ -174,7 +174,7 @@ impl<W: PeerWaker> Link for RingLink<W> {
             let part = if rest.len == into.len { self.peek(want)? } else { self.consumer.peek(want)? };
             if part.len == 0 {
                 // SAFETY: the caller vouches for `into`.
-                let count = unsafe { self.read_loan(rest)? };
+                let count = unsafe { self.read_exposed(rest)? };
                 self.traffic.received(count);
                 // Not more at once: other messages and the deadline are looked at in between.
                 return Ok(into.len - rest.len + count);

@@ -218,7 +218,7 @@ fn shm_links() {
 /// What a sender exposes is its caller's again when its link is dropped.
 #[test]
 #[cfg(all(target_os = "linux", not(miri), not(kolo_posix)))]
-fn a_loan_ends_with_its_link() {
+fn exposed_memory_ends_with_its_link() {
     let [mut a, mut b] = shm_pair(Some(crate::sys::Process::own()));
     let (header, memory, mut into) = ([1u8; 16], vec![2u8; 1 << 20], vec![0u8; 1 << 20]);
     let (before, exposed) = (RawSlice::of(&header), RawSlice::of(&memory));
@@ -239,7 +239,7 @@ fn a_loan_ends_with_its_link() {
 /// The peer's system call would wait for pages that are not there, and nothing could end that wait.
 #[test]
 #[cfg(all(target_os = "linux", not(miri), not(kolo_posix)))]
-fn all_that_is_lent_is_in_memory() {
+fn all_that_is_exposed_is_in_memory() {
     let [mut a, _b] = shm_pair(Some(crate::sys::Process::own()));
     // Zeroed memory of this size always comes from the system, which finds pages when they are
     // touched. The allocator keeps some tens of MiB of what other tests have freed.

@@ -97,15 +97,15 @@ fn read(folder: &str) -> &'static Sources {
     sources
 }
 
-/// The floors of the library, from the top down, in the table of docs/architecture.md. A module may
+/// The floors of the library, from the top down, as docs/architecture.md draws them. A module may
 /// import those below its own line.
 fn floors() -> &'static [Vec<String>] {
     static FLOORS: OnceLock<Vec<Vec<String>>> = OnceLock::new();
     FLOORS.get_or_init(|| {
         let page = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
         let (_, section) = page.split_once("## The floors\n").expect("docs/architecture.md has the floors");
-        let rows = section.split("\n## ").next().unwrap().lines().filter_map(|line| line.strip_prefix("| `"));
-        let names = |row: &str| row.split(" |").next().unwrap().split(", ").map(|name| name.replace('`', "")).collect();
+        let rows = section.split("```").nth(1).unwrap().lines().skip(1);
+        let names = |row: &str| row.split("  ").next().unwrap().split(", ").map(str::to_owned).collect();
         rows.map(names).collect()
     })
 }
@@ -264,6 +264,17 @@ fn names_duration(code: &str) -> bool {
     })
 }
 
+/// Every name for something that is lent, but for the registered memory of `shm`.
+fn lends_something_else(sources: &Sources) -> Vec<String> {
+    let others = sources.iter().filter(|source| source.module.first().is_none_or(|module| module != "shm"));
+    let lends = |source: &&Source| {
+        let code = source.text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let mut words = code.flat_map(|line| line.split(|letter: char| !letter.is_alphabetic()));
+        words.any(|word| ["lend", "lends", "lent", "lender", "loan"].iter().any(|one| word.eq_ignore_ascii_case(one)))
+    };
+    others.filter(lends).map(|source| source.file.clone()).collect()
+}
+
 /// Every use of cudarc but in `cuda`, and where users hand its streams and buffers over.
 fn cudarc_outside_cuda(sources: &Sources) -> Vec<String> {
     let is_allowed = |file: &str| {
@@ -377,6 +388,12 @@ fn descriptors_have_numbers_above_the_standard_ones() {
 }
 
 #[test]
+fn only_registered_memory_is_lent() {
+    let wrong = lends_something_else(read("src"));
+    assert!(wrong.is_empty(), "export, expose or view what is not lent to an operation: {wrong:?}");
+}
+
+#[test]
 fn timeouts_are_in_one_module() {
     let wrong = timeouts_elsewhere(read("src"));
     assert!(wrong.is_empty(), "put timeouts into src/timeouts.rs: {wrong:?}");
@@ -432,7 +449,8 @@ fn each_rule_finds_what_is_planted() {
         ("cuda/mod.rs", "pub use cudarc::driver::CudaStream;"),
         ("ddp/mod.rs", "pub struct Reducer;"),
     ];
-    let planted: [(Rule, &str, &str); 20] = [
+    let planted: [(Rule, &str, &str); 21] = [
+        (lends_something_else, "ddp/buckets.rs", "pub fn f() { let lent = 1; }"),
         (timeouts_elsewhere, "ddp/buckets.rs", "pub(super) const SOON: Duration = Duration::from_secs(1);"),
         (imports_upwards, "shm/flags.rs", "use crate::ddp::Reducer;"),
         (imports_upwards, "shm/flags.rs", "fn f() { crate::ddp::Reducer; }"),
@@ -454,7 +472,8 @@ fn each_rule_finds_what_is_planted() {
         (shows_times_by_debug, "shm/flags.rs", "fn f(time: Duration) { format!(\"{time:.1?}\"); }"),
         (shows_times_by_debug, "shm/flags.rs", "fn f() { crate::log::info!(after = ?began.elapsed(), \"started\"); }"),
     ];
-    let rules: [Rule; 11] = [
+    let rules: [Rule; 12] = [
+        lends_something_else,
         timeouts_elsewhere,
         imports_upwards,
         circles,

@@ -484,7 +484,7 @@ fn a_newcomer_says_that_no_rank_serves_the_store() {
 }
 
 #[test]
-fn a_lent_store_is_not_kept() {
+fn a_store_for_the_start_is_not_kept() {
     let memory = Arc::new(Memory::default());
     std::thread::scope(|scope| {
         for rank in 0..2 {

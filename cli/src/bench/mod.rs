@@ -7,7 +7,7 @@ pub(crate) mod device;
 pub(crate) mod measure;
 pub(crate) mod operation;
 pub(crate) mod pattern;
-mod plot;
+pub(crate) mod plot;
 mod report;
 mod table;
 

@@ -3,9 +3,9 @@
 use std::error::Error;
 
 use super::report::{Line, Report};
-use crate::chart::{self, COLOURS, Curve};
+use crate::chart::{self, COLOURS, Curve, Panel, Scale};
 use crate::files::Output;
-use crate::units::count;
+use crate::units::{count, show_bytes};
 
 pub(super) fn draw(report: &Report, output: Output) -> Result<(), Box<dyn Error>> {
     let title = format!("{}, {}, {}, {}", report.op, count(report.ranks, "rank"), report.transport, report.dtype);
@@ -14,7 +14,14 @@ pub(super) fn draw(report: &Report, output: Output) -> Result<(), Box<dyn Error>
     // A barrier, for example, has no bandwidth.
     let panels =
         [("bus bandwidth (GB/s)", curves(report, bandwidth)), ("latency, median (us)", curves(report, |line| line.p50_us))];
-    chart::draw(&title, &panels, output)
+    over_sizes(&title, panels, output)
+}
+
+/// Draws panels over sizes: the name of each one's values, and its curves.
+pub(crate) fn over_sizes(title: &str, panels: [(&str, Vec<Curve>); 2], output: Output) -> Result<(), Box<dyn Error>> {
+    let scale = Scale::Log(|size| show_bytes(size.round() as u64));
+    let panels = panels.map(|(y, curves)| Panel { x: "size", y: y.to_owned(), scale, curves });
+    Ok(output.write(&chart::draw(Some(title), &panels, panels.len())?)?)
 }
 
 /// Returns the points of both forms that logarithmic axes can show.
@@ -27,6 +34,6 @@ fn curves(report: &Report, value: impl Fn(&Line) -> f64) -> Vec<Curve> {
         let rows = rows.map(|row| (row.bytes, if in_place { &row.in_place } else { &row.out_of_place }));
         rows.filter_map(point).filter(|point| point.1 > 0.0).collect::<Vec<_>>()
     };
-    let curves = forms.into_iter().zip([false, true]).map(|((name, colour), in_place)| (name, colour, points(in_place)));
-    curves.filter(|(_, _, points)| !points.is_empty()).collect()
+    let curve = |((name, colour), in_place): ((&str, _), bool)| Curve::new(name, colour, points(in_place));
+    forms.into_iter().zip([false, true]).map(curve).filter(|curve| !curve.points.is_empty()).collect()
 }

@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use super::contestant::Contestant;
 use crate::bench::measure::percentile;
-use crate::chart::{self, Curve};
+use crate::bench::plot::over_sizes;
+use crate::chart::{COLOURS, Curve};
 use crate::files::Output;
 use crate::table::{Side, Table, remark};
 use crate::units::show_bytes;
@@ -165,12 +166,12 @@ impl Report {
                 .filter(|&i| !is_hidden(self.rows[0].contestants[i].name))
                 .map(|i| {
                     let points = self.rows.iter().map(|row| (row.bytes.max(1) as f64, value(&row.contestants[i]))).collect();
-                    (self.rows[0].contestants[i].name, chart::COLOURS[i % chart::COLOURS.len()], points)
+                    Curve::new(self.rows[0].contestants[i].name, COLOURS[i % COLOURS.len()], points)
                 })
                 .collect()
         };
         let panels =
             [("latency, median (us)", curves(|times| times.p50_us)), ("time divided by kolo's", curves(|times| times.ratio))];
-        chart::draw(&title, &panels, output)
+        over_sizes(&title, panels, output)
     }
 }

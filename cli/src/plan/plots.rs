@@ -6,7 +6,7 @@ use kolo::plan::{Candidate, Layout, candidates};
 use kolo::{Algorithm, Op};
 
 use super::timing::{Scenario, simulate};
-use crate::chart::{self, COLOURS, Curve};
+use crate::chart::{self, COLOURS, Curve, Panel, Scale};
 use crate::files::Output;
 use crate::say;
 use crate::units::{show_bytes, show_seconds};
@@ -40,7 +40,7 @@ pub(super) fn draw(scenario: &Scenario, folder: &Path) -> Result<(), String> {
     say(&format!("|---|{}", "---|".repeat(SIZES.len())));
     let mut curves: Vec<Vec<Curve>> = SIZES
         .iter()
-        .map(|_| SHOWN.iter().zip(COLOURS).map(|((_, name), colour)| (*name, colour, Vec::new())).collect())
+        .map(|_| SHOWN.iter().zip(COLOURS).map(|((_, name), colour)| Curve::new(name, colour, Vec::new())).collect())
         .collect();
     for &world in &worlds {
         let layout = Layout::even(world, world / per_host);
@@ -57,7 +57,7 @@ pub(super) fn draw(scenario: &Scenario, folder: &Path) -> Result<(), String> {
             let mut best: Option<(f64, &str)> = None;
             for candidate in candidates(Op::AllReduce, bytes, layout, &scenario.model) {
                 let Some((index, seconds)) = time(&candidate, bytes, scenario) else { continue };
-                curves[index].2.push((world as f64, seconds * units));
+                curves[index].points.push((world as f64, seconds * units));
                 if best.is_none_or(|(least, _)| seconds < least) {
                     best = Some((seconds, SHOWN[index].1));
                 }
@@ -68,14 +68,15 @@ pub(super) fn draw(scenario: &Scenario, folder: &Path) -> Result<(), String> {
     }
     let names = SIZES.map(|(bytes, unit, _)| format!("{}, time ({unit})", show_bytes(bytes)));
     for curves in &mut curves {
-        curves.retain(|(_, _, points)| !points.is_empty());
+        curves.retain(|curve| !curve.points.is_empty());
     }
-    let panels: Vec<(&str, Vec<Curve>)> = names.iter().map(String::as_str).zip(curves).collect();
-    let axis = chart::Axis { name: "ranks", label: |ranks| format!("{ranks:.0}") };
+    let scale = Scale::Log(|ranks| format!("{ranks:.0}"));
+    let panel = |(y, curves)| Panel { x: "ranks", y, scale, curves };
+    let panels: Vec<Panel> = names.into_iter().zip(curves).map(panel).collect();
     for (panels, output) in panels.chunks(2).zip(outputs.into_iter().flatten()) {
         let on = if per_host == 1 { "one rank on each host".to_owned() } else { format!("{per_host} ranks on each host") };
-        chart::draw_over(&axis, &format!("all_reduce, simulated, {on}"), panels, output)
-            .map_err(|error| format!("the plots cannot be drawn: {error}"))?;
+        let text = chart::draw(Some(&format!("all_reduce, simulated, {on}")), panels, panels.len());
+        output.write(&text.map_err(|error| format!("the plots cannot be drawn: {error}"))?)?;
     }
     Ok(())
 }

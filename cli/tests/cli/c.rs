@@ -144,7 +144,7 @@ fn ways() -> &'static [(Language, Linking)] {
     if common::all() { &WAYS } else { &WAYS[..2] }
 }
 
-fn meeting_folder(name: &str) -> String {
+fn rendezvous_folder(name: &str) -> String {
     let folder = folder().join(name);
     // What an earlier run left.
     let _ = fs::remove_dir_all(&folder);
@@ -203,9 +203,9 @@ fn ranks_meet() {
     if !have(&["gcc", "g++"]) {
         return;
     }
-    let folder = meeting_folder("meeting");
+    let folder = rendezvous_folder("rendezvous");
     for &(language, linking) in ways() {
-        let program = compile("tests/c/meeting.c", language, linking);
+        let program = compile("tests/c/rendezvous.c", language, linking);
         for world in ["1", "2", "4"] {
             run(Command::new(&program).args([world, &folder]));
         }
@@ -281,13 +281,13 @@ fn valgrind_finds_nothing() {
         return;
     }
     let compile = |name: &str| compile(&format!("tests/c/{name}.c"), Language::C, Linking::Dynamic);
-    let folder = meeting_folder("valgrind");
-    let (collectives, misuse, meeting, failures) =
-        (compile("collectives"), compile("misuse"), compile("meeting"), compile("failures"));
+    let folder = rendezvous_folder("valgrind");
+    let (collectives, misuse, rendezvous, failures) =
+        (compile("collectives"), compile("misuse"), compile("rendezvous"), compile("failures"));
     for world in [1, 2] {
         ranks(world, &VALGRIND, &collectives, &["5"]);
         ranks(world, &VALGRIND, &misuse, &[]);
-        run(Command::new("valgrind").args(&VALGRIND[1..]).arg(&meeting).args([&world.to_string(), &folder]));
+        run(Command::new("valgrind").args(&VALGRIND[1..]).arg(&rendezvous).args([&world.to_string(), &folder]));
     }
     ranks(2, &VALGRIND, &failures, &[]);
     ranks(2, &VALGRIND, &compile("reducer"), &[]);
@@ -327,7 +327,7 @@ fn examples() {
         let text = fs::read_to_string(&source).unwrap();
         let line = text.lines().map(|line| line.trim_start_matches([' ', '*'])).find(|line| line.starts_with("cc "));
         let (compile, start) = line.expect("the head says how to compile it").split_once(" && ").unwrap();
-        let folder = PathBuf::from(meeting_folder(&name));
+        let folder = PathBuf::from(rendezvous_folder(&name));
         let compile =
             compile.replace("cc -std=c99", &format!("gcc -std=c99 {} -Wl,-rpath,{}/lib", WARNINGS.join(" "), prefix().display()));
         let compile = compile.replace(&format!("{name}.c"), source.to_str().unwrap());

@@ -3,7 +3,6 @@
 
 use std::process::Stdio;
 
-use crate::common::wait_until;
 use crate::program::{Folder, failed, program, said, text};
 
 #[test]
@@ -142,7 +141,7 @@ fn a_comparison_ends_while_a_contestant_starts() {
     use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
 
-    let wait_for = |path: &Path| wait_until(&path.display().to_string(), || path.exists());
+    let wait_for = |path: &Path| crate::common::wait_until(&path.display().to_string(), || path.exists());
     for (blocked, task) in [("-c", "barrier"), ("ranks", "barrier"), ("ranks", "start")] {
         let folder = Folder::new("start");
         let (temporary, programs) = (folder.0.join("temporary"), folder.0.join("bin"));

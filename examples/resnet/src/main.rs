@@ -10,6 +10,9 @@
 //! | output of a run | `progress`, `metrics`, `plot`, `report` |
 
 mod arguments;
+#[allow(dead_code, reason = "the program kolo uses more of it")]
+#[path = "../../../cli/src/chart.rs"]
+mod chart;
 mod checkpoint;
 mod data;
 mod engine;

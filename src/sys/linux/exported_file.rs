@@ -215,7 +215,7 @@ mod tests {
     }
 
     /// The ticket of the test's parent process.
-    const TICKET: &str = "TICKET_OF_A_LENT_FILE";
+    const TICKET: &str = "TICKET_OF_AN_EXPORTED_FILE";
 
     #[test]
     fn another_process_borrows_a_file() {

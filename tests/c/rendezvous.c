@@ -1,4 +1,4 @@
-/* The ways in which ranks find each other, here as threads of one process. usage: meeting RANKS FOLDER */
+/* The ways in which ranks find each other, here as threads of one process. usage: rendezvous RANKS FOLDER */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -144,7 +144,7 @@ int main(int argc, char **argv) {
   for (turn = 0; turn < WAYS; turn++) {
     way = turn == 0 ? BY_ID : turn == 1 ? BY_URL : turn == 2 ? BY_CALLBACKS : BY_CALLBACKS_WITHOUT_CLAIM;
     if (way == BY_ID) OK(kolo_get_unique_id(&id));
-    CHECK(snprintf(url, sizeof url, "file://%s/meeting-%d", argv[2], world) < (int)sizeof url);
+    CHECK(snprintf(url, sizeof url, "file://%s/rendezvous-%d", argv[2], world) < (int)sizeof url);
     for (rank = 0; rank < world; rank++) {
       ranks[rank] = rank;
       CHECK(pthread_create(&threads[rank], NULL, one_rank, &ranks[rank]) == 0);
