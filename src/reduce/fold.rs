@@ -13,10 +13,6 @@ const FEW: usize = 4;
 
 /// See [`super::Kernel::fold`].
 ///
-/// The elements before the first and after the last whole chunk go through the same instructions as
-/// those within: the loop is compiled for so many types, reductions and instructions that a second
-/// copy in each would cost seconds of every build.
-///
 /// # Safety
 ///
 /// As for [`super::Kernel::fold`]; and the processor has the instructions `I`.
@@ -28,65 +24,80 @@ pub(super) unsafe fn fold<I: Instructions, T: Lane, C: Combine<T::Sum>>(
     finish: Finish,
 ) {
     let dst = dst.cast::<T>();
-    // Streaming stores start at the beginning of a cache line.
-    let head = if finish.streams { dst.addr().wrapping_neg() % LINE / size_of::<T>() } else { 0 };
-    let mut at = 0;
-    while at < count {
-        let length = (count - at).min(if at < head { head } else { CHUNK });
-        if length <= FEW {
-            for i in at..at + length {
-                // SAFETY: the caller promises `count` elements behind every pointer, and `i` is less.
-                let load = |part: *const u8| unsafe { part.cast::<T>().add(i).read() }.to_sum();
-                let mut sum = load(parts[0]);
-                for &part in &parts[1..] {
-                    sum = C::combine(sum, load(part));
-                }
-                if finish.divisor > 1 {
-                    sum = sum.divide(finish.divisor);
-                }
-                // SAFETY: as promised, and if `dst` is one of the parts, its element has been read.
-                unsafe { dst.add(i).write(T::from_sum(sum)) };
-            }
-        } else {
-            let mut padded = [T::ZERO; CHUNK];
-            let load = |part: *const u8| {
-                // SAFETY: the caller promises `count` elements, of which these are `length` from `at`
-                // on; where that is less than a chunk, they are copied into one.
-                unsafe {
-                    let mut from = part.cast::<T>().add(at);
-                    if length < CHUNK {
-                        std::ptr::copy_nonoverlapping(from, padded.as_mut_ptr(), length);
-                        from = padded.as_ptr();
-                    }
-                    from.cast::<[T; CHUNK]>().read()
-                }
-            };
+    let (head, whole) = if finish.streams {
+        // Streaming stores start at the beginning of a cache line.
+        let head = (dst.addr().wrapping_neg() % LINE / size_of::<T>()).min(count);
+        (head, (count - head) / CHUNK * CHUNK)
+    } else {
+        (0, count / CHUNK * CHUNK)
+    };
+    // The elements before the first and after the last whole chunk, in one loop: it is compiled for so
+    // many types, reductions and instructions that a second copy would cost seconds of every build.
+    for (at, count) in [(0, head), (head + whole, count - head - whole)] {
+        // SAFETY: the caller promises `count` elements behind every pointer, of which these are two
+        // ranges. If `dst` is one of the parts, each element is read before it is written.
+        unsafe { edge::<I, T, C>(parts, dst, at, count, finish.divisor) };
+    }
+    // SAFETY: the caller promises `count` elements behind every pointer, of which this is the range between
+    // those two. If `dst` is one of the parts, each element is read before it is written.
+    unsafe {
+        for at in (head..head + whole).step_by(CHUNK) {
+            let load = |part: *const u8| part.cast::<T>().add(at).cast::<[T; CHUNK]>().read();
             let result = combine::<I, T, C>(parts, finish.divisor, load);
-            // SAFETY: as above, and all parts have been read. The line of a whole chunk that is
-            // streamed starts at `head`.
-            unsafe {
-                let to = dst.add(at);
-                if length < CHUNK {
-                    std::ptr::copy_nonoverlapping(result.as_ptr(), to, length);
-                } else if finish.streams {
-                    I::stream(&result, to.cast());
-                } else {
-                    to.cast::<[T; CHUNK]>().write(result);
-                }
-            }
+            let to = dst.add(at).cast::<[T; CHUNK]>();
+            if finish.streams { I::stream(&result, to) } else { to.write(result) }
         }
-        at += length;
+        if finish.streams {
+            I::end_of_stream();
+        }
     }
-    if finish.streams {
-        I::end_of_stream();
+}
+
+/// Reduces fewer elements than a chunk has.
+///
+/// # Safety
+///
+/// As for [`fold`], from element `at`.
+#[inline(always)]
+unsafe fn edge<I: Instructions, T: Lane, C: Combine<T::Sum>>(
+    parts: &[*const u8],
+    dst: *mut T,
+    at: usize,
+    count: usize,
+    divisor: usize,
+) {
+    if count <= FEW {
+        for i in at..at + count {
+            // SAFETY: the caller promises `count` elements from `at` on.
+            let load = |part: *const u8| unsafe { part.cast::<T>().add(i).read() }.to_sum();
+            let mut sum = load(parts[0]);
+            for &part in &parts[1..] {
+                sum = C::combine(sum, load(part));
+            }
+            if divisor > 1 {
+                sum = sum.divide(divisor);
+            }
+            // SAFETY: as above; all parts have been read.
+            unsafe { dst.add(i).write(T::from_sum(sum)) };
+        }
+        return;
     }
+    let load = |part: *const u8| {
+        let mut chunk = [T::ZERO; CHUNK];
+        // SAFETY: the caller promises `count` elements from `at` on.
+        unsafe { std::ptr::copy_nonoverlapping(part.cast::<T>().add(at), chunk.as_mut_ptr(), count) };
+        chunk
+    };
+    let result = combine::<I, T, C>(parts, divisor, load);
+    // SAFETY: as above; all parts have been read.
+    unsafe { std::ptr::copy_nonoverlapping(result.as_ptr(), dst.add(at), count) };
 }
 
 #[inline(always)]
 fn combine<I: Instructions, T: Lane, C: Combine<T::Sum>>(
     parts: &[*const u8],
     divisor: usize,
-    mut load: impl FnMut(*const u8) -> [T; CHUNK],
+    load: impl Fn(*const u8) -> [T; CHUNK],
 ) -> [T; CHUNK] {
     let mut sums = T::widen::<I>(&load(parts[0]));
     for &part in &parts[1..] {
