@@ -63,10 +63,15 @@ impl Graphs {
         }
         let mut all = self.all.lock();
         let gone: Vec<Graph> = all.extract_if(.., |graph| graph.is_gone.load(Ordering::Acquire)).collect();
-        self.is_any.store(!all.is_empty(), Ordering::Release);
         let arrived = all.iter_mut().find_map(Graph::next_replay);
         drop(all);
-        gone.iter().for_each(Graph::take_back);
+        if !gone.is_empty() {
+            gone.iter().for_each(Graph::take_back);
+            drop(gone);
+            // Not before: what they had is used again by the graph of whoever sees that there is none.
+            let all = self.all.lock();
+            self.is_any.store(!all.is_empty(), Ordering::Release);
+        }
         arrived
     }
 
