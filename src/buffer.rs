@@ -18,7 +18,7 @@ pub(crate) struct RawSliceMut {
 }
 
 // SAFETY: this is an address. Code that dereferences it vouches that the memory exists and that its
-// owner has lent it.
+// owner lets it be used.
 unsafe impl Send for RawSlice {}
 // SAFETY: as above. No method reads or writes the memory, so threads that share the address share
 // two numbers.

@@ -106,7 +106,8 @@ fn of_settings(settings: &Result<Settings>) -> Finding {
         (Err(_), ..) => wrong_settings(&process_env).join("; "),
         (_, Err(error), _) | (.., Err(error)) => error.to_string(),
         (Ok(_), Ok(_), Ok(_)) => {
-            let set: Vec<&str> = config::VARIABLES.iter().copied().filter(|name| process_env(name).is_some()).collect();
+            let mut set: Vec<&str> = config::VARIABLES.iter().copied().filter(|name| process_env(name).is_some()).collect();
+            set.sort_unstable();
             return Finding::fine(
                 "settings",
                 if set.is_empty() { "no variable that kolo reads is set".to_owned() } else { set.join(", ") },

@@ -208,8 +208,8 @@ pub(crate) enum List {
     Received,
 }
 
-/// The table of operations: for each its number, which never changes, its name, what a rank gives `=>` gets,
-/// and whether it `reduces`. Passes the rows to a macro.
+/// The table of operations: for each its number, which never changes, its name, what a rank
+/// gives `=>` gets, and whether it `reduces`. Passes the rows to a macro.
 macro_rules! operations {
     ($then:ident! { $($with:tt)* }) => {
         $then! { $($with)*

@@ -171,7 +171,8 @@ impl Builder {
     }
 
     /// Sets an option from text, in the syntax of its variable: `set("copy_mode", "cma")?` for
-    /// `KOLO_COPY_MODE=cma`. For programs that pass options on, each by the name of its method here.
+    /// `KOLO_COPY_MODE=cma`. `tls` takes three paths and `cost_model` a latency and a bandwidth, with
+    /// commas between them. Rank, world size, store, job and secret have only their methods.
     ///
     /// # Errors
     ///

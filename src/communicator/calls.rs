@@ -41,8 +41,8 @@ fn own<T: Element>(buf: RawSliceMut, range: std::ops::Range<usize>) -> RawSliceM
     buf.skip((range.start * size).min(buf.len)).take(range.len() * size)
 }
 
-/// Returns the call of an operation without a root and without a count for each rank: its count is that of
-/// what a rank sends.
+/// Returns the call of an operation without a root and without a count for each rank: its
+/// count is that of what a rank sends.
 pub(super) fn of<T: Element>(op: Op, send: RawSlice, recv: RawSliceMut, world: usize) -> Result<Call> {
     let count = match op.form() {
         [Part::All, _] => block(op, "send", elements::<T>(send.len), world)?,

@@ -201,8 +201,10 @@ pub const VARIABLES: &[&str] = {
 ///
 /// [`Error::Setting`] if a variable has an invalid value.
 pub fn selection_of_environment() -> Result<(Option<Algorithm>, CostModel)> {
-    let shared = SharedSettings::read(&process_env)?;
-    Ok((shared.algorithm, shared.cost_model.model))
+    let algorithm = <Option<Algorithm> as Kind>::read(&process_env, &["KOLO_ALGORITHM"])?;
+    let costs = <Costs as Kind>::read(&process_env, &["KOLO_NETWORK_LATENCY", "KOLO_NETWORK_BANDWIDTH"])?;
+    let default = SharedSettings::default();
+    Ok((algorithm.unwrap_or(default.algorithm), costs.unwrap_or(default.cost_model).model))
 }
 
 /// Returns the folder for files that later jobs use: `KOLO_CACHE_DIR`, or `kolo` in the cache folder
@@ -302,6 +304,11 @@ mod tests {
             assert!(!right.is_empty(), "{name}");
             let unset = format!("{:?}", settings(&[]).unwrap());
             let mut has_effect = false;
+            // The option wins.
+            if let ([variable], [first, .., last]) = (variables, &right[..]) {
+                let both = with_option(&[(variable, first)], name, last).unwrap();
+                assert_eq!(format!("{both:?}"), format!("{:?}", with_option(&[], name, last).unwrap()), "{name}");
+            }
             for text in right {
                 let options = format!("{:?}", with_option(&[], name, text).unwrap());
                 has_effect |= options != unset;
@@ -309,7 +316,7 @@ mod tests {
                 let values = if variables.len() == 1 { vec![text] } else { text.split(',').collect() };
                 let values: Vec<_> = variables.iter().copied().zip(values).collect();
                 assert_eq!(format!("{:?}", settings(&values).unwrap()), options, "{values:?}");
-                // The option wins.
+                // A wrong variable is an error even where an option is given.
                 for (other, _) in &wrong {
                     assert!(with_option(&[(variables[0], other)], name, text).is_err() || variables.len() > 1, "{name}");
                 }

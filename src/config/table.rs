@@ -36,14 +36,15 @@ macro_rules! shared_settings {
         reproducible(reproducible: bool) as bool = false, "KOLO_REPRODUCIBLE";
 
         /// Sets the number of TCP connections that share the work of one link, 1 to 64. By default it is
-        /// 1, and 4 where the round trip is long and the congestion control is not BBR. Rank 0's value applies to all
-        /// ranks.
+        /// 1, and 4 where the round trip is long and the congestion control is not BBR. Rank 0's
+        /// value applies to all ranks.
         sockets(sockets: usize) as Option<Sockets> = None, "KOLO_SOCKETS";
 
         /// Sets whether buffers may be in the memory of GPUs. Rank 0's value applies to all ranks. By
         /// default they may if rank 0's machine has a driver. They may not if a rank's kolo was built
-        /// without the feature `cuda`. If they may, each call finds out in which memory its buffers are, and ranks tell each other
-        /// before an operation of more than 64 KiB, which takes one or two microseconds inside a host.
+        /// without the feature `cuda`. If they may, each call finds out in which memory its buffers
+        /// are, and ranks tell each other before an operation of more than 64 KiB, which takes one or
+        /// two microseconds inside a host.
         devices(devices: bool) as Devices = false, "KOLO_DEVICES";
 
         /// Sets how data in the memory of GPUs gets from one rank to another. Rank 0's value applies to

@@ -64,7 +64,7 @@ impl Engine {
             if is_message {
                 self.received[peer] += 1;
                 if let Some(source) = active.job.call.source {
-                    // SAFETY: the caller lent this memory together with the message's.
+                    // SAFETY: the caller handed this memory over together with the message's.
                     unsafe { source.put(peer) };
                 }
             }

@@ -43,8 +43,8 @@ impl Engine {
     ///
     /// # Safety
     ///
-    /// What the job's call sends is readable and what it receives writable until this returns, and both are aligned
-    /// to the element. Nothing else writes either or reads the output. They do not overlap, or are
+    /// What the job's call sends is readable and what it receives writable until this returns, and both
+    /// are aligned to the element. Nothing else writes either or reads the output. They do not overlap, or are
     /// in place as [`crate::schedule`] allows.
     pub(crate) unsafe fn run(&mut self, job: Job<'_>) -> Result<()> {
         let mut job = Some(job);

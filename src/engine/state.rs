@@ -61,8 +61,8 @@ pub(crate) struct Engine {
     pub(super) looks: u64,
 }
 
-// SAFETY: the addresses in `outbox` and `parts` are used only while the job runs that lent the
-// memory, on the one thread that drives the engine then.
+// SAFETY: the addresses in `outbox` and `parts` are used only while the job runs whose
+// memory it is, on the one thread that drives the engine then.
 unsafe impl Send for Engine {}
 
 impl Engine {
@@ -138,7 +138,7 @@ impl Engine {
                 break;
             }
             let inbox = &mut self.inboxes[peer];
-            // SAFETY: the message owns its header, and the payload is lent until its job ends. That
+            // SAFETY: the message owns its header, and the payload is readable until its job ends. That
             // removes the message; if it has begun, it closes the link.
             let exposed = if out.exposes { unsafe { link.expose(rest[0], rest[1]) } } else { Ok(None) };
             let count = match (exposed, link.most_parts()) {

@@ -21,8 +21,8 @@ pub(crate) struct Chosen {
     pub(crate) why: String,
 }
 
-/// Chooses the address for ranks whose `store` has this host and port, or the one that a filter for interfaces
-/// admits, or that of the first rail. Waits for a name server until the deadline.
+/// Chooses the address for ranks whose `store` has this host and port, or the one that a filter for
+/// interfaces admits, or that of the first rail. Waits for a name server until the deadline.
 pub(crate) fn choose(
     store: Option<(&str, u16)>,
     filter: Option<&str>,

@@ -116,6 +116,7 @@ impl RawCall {
     pub fn prepare(&self, comm: &Communicator) -> Result<PreparedCall> {
         let mut call = self.call.clone();
         comm.exec.check_raw(&mut call)?;
+        call.on_device = None;
         comm.exec.state.bind(&mut call, self.stream.into())?;
         Ok(PreparedCall(call))
     }
@@ -125,8 +126,9 @@ impl RawCall {
     ///
     /// # Safety
     ///
-    /// As for [`PreparedCall::run`]. The call has not been run on another communicator: buffers that
-    /// its rank there does not need are forgotten.
+    /// As for [`PreparedCall::run`]. A run forgets the buffers that its rank does not need: before the
+    /// call is run or prepared on another communicator, or with another root or other counts, its
+    /// buffers are set again.
     ///
     /// # Errors
     ///

@@ -66,7 +66,7 @@ pub(super) fn copy_mode(window: &mut Window, context: &OpContext<'_>, traffic: T
     if window.autotune.wanted != CopyMode::Auto {
         // Logged once per host.
         if !may_read && window.rank == 0 {
-            crate::log::warn!("the system does not let ranks read each other's part; buffers are staged instead");
+            crate::log::warn!("the system does not let ranks read each other's memory; buffers are staged instead");
         }
         return Ok(if may_read { CopyMode::Cma } else { CopyMode::Staged });
     }

@@ -167,7 +167,7 @@ fn reduce_chunk(window: &mut Window, context: &OpContext<'_>, part: Part<'_>, pa
                 parts.push(part.input(&elements));
                 continue;
             }
-            let copy = free.next().expect("the scratch part has room for each peer").as_mut_ptr().cast::<u8>();
+            let copy = free.next().expect("the scratch memory has room for each peer").as_mut_ptr().cast::<u8>();
             let from = window.peer_words[peer][0] + (start * part.element) as u64;
             // SAFETY: each peer's part of the scratch memory holds a block.
             unsafe { read_known(window, context, peer, from, copy, bytes)? };
@@ -232,7 +232,7 @@ unsafe fn read(window: &mut Window, context: &OpContext<'_>, peer: usize, from: 
             window.wait(context, peer, never)?;
         }
         window.check_peers_can_reach(context, peer, never)?;
-        crate::log::warn!(rank = window.members[peer], %error, "cannot read part of another process");
+        crate::log::warn!(rank = window.members[peer], %error, "cannot read memory of another process");
         return Ok(false);
     }
     Ok(true)

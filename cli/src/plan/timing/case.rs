@@ -18,8 +18,8 @@ const MOST_PIECES: u64 = 2 << 20;
 const LEAST_PIECE: u64 = 16 << 10;
 
 /// Simulates the time of `op` with `bytes` (of the buffer, or of all blocks together) by an
-/// algorithm (for a hierarchical one, `between` hosts). Returns `None` for shared memory alone, for hierarchical forms that have no price, and if
-/// the world is too large to be simulated.
+/// algorithm (for a hierarchical one, `between` hosts). Returns `None` for shared memory
+/// alone, for hierarchical forms that have no price, and if the world is too large to be simulated.
 pub(in crate::plan) fn simulate(
     op: Op,
     bytes: u64,
