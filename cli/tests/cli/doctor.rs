@@ -94,7 +94,7 @@ fn what_is_wrong_is_said_with_what_to_do() {
     fails(
         doctor().envs(several),
         "settings",
-        &["KOLO_TIMEOUT", "; KOLO_SOCKETS", "1 to 64", "KOLO_NETWORK_LATENCY", "KOLO_DEVICES"],
+        &["; KOLO_TIMEOUT", "KOLO_SOCKETS", "1 to 64", "KOLO_NETWORK_LATENCY", "KOLO_DEVICES"],
     );
     fails(doctor().env("KOLO_SECRET", "1234"), "settings", &["KOLO_SECRET", "64 hexadecimal digits"]);
     fails(doctor().env("KOLO_SECRET", ""), "settings", &["KOLO_SECRET", "set but empty", "unset"]);

@@ -10,6 +10,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo::Communicator;
@@ -494,7 +495,10 @@ fn processes_with(file: &str, wanted: &str) -> BTreeSet<u32> {
 /// Neither a command line nor the environment of ssh, the agents or their guards has the secret.
 #[cfg(target_os = "linux")]
 fn the_secret_is_hidden(bed: &Bed, command: &mut Command) {
-    let secret = format!("{:08x}", std::process::id()).repeat(8);
+    // Tests of this process run side by side, and each looks for its own.
+    static SECRETS: AtomicU32 = AtomicU32::new(0);
+    let number = SECRETS.fetch_add(1, Ordering::Relaxed);
+    let secret = format!("{:08x}{number:08x}", std::process::id()).repeat(4);
     let child = piped(command.args(["--", "sh", "-c", &format!("{LEAVE_IDS} exec sleep 600")]).env("KOLO_SECRET", &secret));
     let mut known: BTreeSet<u32> = bed.numbers("pid", 2).into_iter().collect();
     // A rank writes its id before it becomes `sleep`.
