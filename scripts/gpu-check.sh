@@ -61,7 +61,7 @@ cargo build --release --package kolo-capi --features cuda
 tests=$(cargo test --package kolo --lib --features cuda --no-run --message-format=json |
     sed -n 's/.*"target":{"kind":\["[^]]*lib".*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 
-for part in bin lib include torch peers python; do
+for part in bin lib include torch peers python scripts; do
     rm -rf "${folder:?}/$part"
     mkdir "$folder/$part"
 done
@@ -77,6 +77,7 @@ for part in csrc src tests examples setup.py pyproject.toml README.md; do
     cp -r "torch/$part" "$folder/torch/"
 done
 find "$folder/torch" -name __pycache__ -prune -exec rm -rf {} + -o -name '*.so' -exec rm {} + -o -name '*.egg-info' -prune -exec rm -rf {} +
+cp scripts/python_package.py "$folder/scripts/"
 cp cli/peers/device.py "$folder/peers/"
 cp "$here/gpu-check.sh" "$here"/gpu_*.py "$folder/"
 chmod +x "$folder/gpu-check.sh"

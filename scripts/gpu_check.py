@@ -287,6 +287,7 @@ class Check:
             raise NotRun(f"there is no g++ to build torch_kolo with, and {why}")
         source, site, kolo = (self.scratch / name for name in ("torch", "site", "kolo"))
         shutil.copytree(self.folder / "torch", source)
+        shutil.copytree(self.folder / "scripts", self.scratch / "scripts")
         shutil.copytree(self.folder / "include", kolo / "include")
         (kolo / "lib").mkdir()
         self.unpacked("lib/libkolo.a", kolo / "lib" / "libkolo.a")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import operator
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -63,6 +64,14 @@ def unique_id() -> bytes:
 def discard_unique_id(given: bytes) -> None:
     """Stops serving the store of a unique id that no communicator will use."""
     check(_discard_unique_id(_abi.UniqueId.from_buffer_copy(given)))
+
+
+def _int32(number: int, name: str, least: int) -> int:
+    """What C would cut to 32 bits."""
+    number = operator.index(number)
+    if not least <= number < 2**31:
+        raise ArgumentError(f"{name} is {number}: {least} to {2**31 - 1}")
+    return number
 
 
 class Communicator(Objects):
@@ -180,8 +189,9 @@ class Communicator(Objects):
         keys and ranks. A rank with the color None becomes a member of none, and gets None. All ranks
         call it.
         """
+        color = _abi.NO_COLOR if color is None else _int32(color, "color", 0)
         handle = ctypes.c_void_p()
-        check(_split(self._handle, _abi.NO_COLOR if color is None else color, key, handle))
+        check(_split(self._handle, color, _int32(key, "key", -(2**31)), handle))
         return self._of(handle.value) if handle.value else None
 
     def shrink(self) -> Self:

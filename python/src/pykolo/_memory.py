@@ -113,6 +113,8 @@ def memory_of(x: Any, op: str, name: str, writes: bool = False, stream: int = 0)
             return Memory(view, view, x.shape, element)
     numpy = sys.modules.get("numpy")
     found: Memory | None
+    if numpy is not None and isinstance(x, numpy.ma.MaskedArray):
+        raise ArgumentError(f"{op}: {name} has a mask, which no operation looks at: pass {name}.filled(...)", op=op)
     if numpy is not None and isinstance(x, numpy.ndarray):
         found = _of_numpy(x, numpy, op, name)
     else:

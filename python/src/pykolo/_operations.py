@@ -128,10 +128,10 @@ class Operations:
         name, arguments, result_of, memories = call
         arguments = (*arguments, self._argument, self._stream(memories, stream))
         if timeout is None:
-            return _work.start(_START[name], arguments, (self, memories), result_of)
+            return _work.start(_START[name], arguments, (self, call), result_of)
         check(_call_timeout(milliseconds(timeout, "timeout")))
         try:
-            return _work.start(_START[name], arguments, (self, memories), result_of)
+            return _work.start(_START[name], arguments, (self, call), result_of)
         finally:
             _call_timeout(0)
 

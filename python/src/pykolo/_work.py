@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import collections
 import ctypes
 import itertools
 import threading
@@ -41,27 +42,31 @@ class _Flight:
     def has_ended(self) -> bool:
         """Whether the operation uses its memory no more."""
         done = ctypes.c_int32()
-        # It fails if the operation has, or in a forked child, whose memory no operation uses.
-        self.is_over = self.is_over or _test(self.handle, ctypes.byref(done)) != _abi.OK or done.value != 0
+        # It fails if the operation has, or in a forked child, whose memory no operation uses. Without a
+        # handle, none has begun.
+        self.is_over = self.is_over or not self.handle or _test(self.handle, ctypes.byref(done)) != _abi.OK or done.value != 0
         return self.is_over
 
 
-# Operations whose Work was dropped before their end, which goes on using the memory.
-_dropped: list[_Flight] = []
+# Operations whose Work was dropped before their end, which goes on using the memory. Python may drop
+# a Work at any time, also in here and while it holds a lock, so that this has none.
+_dropped: collections.deque[_Flight] = collections.deque()
 _lock = threading.Lock()
 
 
 def _drop(flight: _Flight) -> None:
     """Frees a flight, and earlier ones, that have ended."""
-    if flight.is_over and not _dropped:
-        _destroy(flight.handle)
-        return
-    with _lock:
-        flights = [*_dropped, flight]
-        _dropped[:] = [each for each in flights if not each.has_ended()]
-    for each in flights:
-        if each.is_over:
-            _destroy(each.handle)
+    _dropped.append(flight)
+    for _ in range(len(_dropped)):
+        try:
+            first = _dropped.popleft()
+        except IndexError:
+            # Another thread has looked at it.
+            return
+        if first.has_ended():
+            _destroy(first.handle)
+        else:
+            _dropped.append(first)
 
 
 class Work(Generic[T]):
@@ -175,6 +180,7 @@ atexit.register(_leave)
 
 
 def start(starts: Callable[..., int], arguments: tuple[Any, ...], uses: Any, result: Callable[[], T]) -> Work[T]:
-    handle = ctypes.c_void_p()
-    check(starts(*arguments, ctypes.byref(handle)))
-    return Work(handle, result, uses)
+    # Made first: a signal handler may raise an exception as soon as the operation has begun.
+    work = Work(ctypes.c_void_p(), result, uses)
+    check(starts(*arguments, ctypes.byref(work._flight.handle)))
+    return work

@@ -1,0 +1,71 @@
+"""What an operation uses lives until it has ended, however its Work goes away."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import weakref
+
+import pytest
+
+import pykolo
+from pykolo import _work
+
+
+def test_a_dropped_receive_from_any_rank_keeps_what_kolo_writes() -> None:
+    looked = threading.Event()
+
+    def rank(comm: pykolo.Communicator) -> None:
+        if comm.rank == 1:
+            out = bytearray(8)
+            work = comm.start_recv_any(out)
+            _, arguments, result_of, _ = work._flight.uses[1]
+            source = result_of.__closure__[0].cell_contents
+            assert isinstance(source, ctypes.c_int32)
+            alive = weakref.ref(source)
+            del work, result_of, arguments, source
+            gc.collect()
+            assert alive() is not None
+            looked.set()
+        else:
+            looked.wait(60)
+            comm.send(bytearray(8), 1)
+
+    pykolo.spawn(2, rank)
+
+
+def test_work_that_the_collector_drops_within_a_drop_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Flight:
+        handle = None
+
+        def has_ended(self) -> bool:
+            # As a collection of garbage may.
+            if inner:
+                _work._drop(inner.pop())
+            return True
+
+    inner = [Flight()]
+    destroyed: list[object] = []
+    monkeypatch.setattr(_work, "_destroy", destroyed.append)
+    _work._drop(Flight())  # type: ignore[arg-type]
+    assert len(destroyed) == 2
+
+
+@pytest.mark.parametrize(("color", "key"), [(2**32, 0), (-1, 0), (0, 2**31)])
+def test_split_refuses_what_c_would_cut(color: int, key: int) -> None:
+    def rank(comm: pykolo.Communicator) -> None:
+        with pytest.raises(pykolo.ArgumentError):
+            comm.split(color, key)
+
+    pykolo.spawn(2, rank)
+
+
+def test_masked_arrays_are_refused() -> None:
+    numpy = pytest.importorskip("numpy")
+
+    def rank(comm: pykolo.Communicator) -> None:
+        with pytest.raises(pykolo.ArgumentError, match="filled"):
+            comm.all_reduce(numpy.ma.masked_array([1.0, 2.0], [False, True]))
+
+    pykolo.spawn(2, rank)
