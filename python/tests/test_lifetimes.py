@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import gc
 import threading
@@ -31,6 +32,8 @@ def test_a_dropped_receive_from_any_rank_keeps_what_kolo_writes() -> None:
         else:
             looked.wait(60)
             comm.send(bytearray(8), 1)
+        # Behind the receive.
+        comm.barrier()
 
     pykolo.spawn(2, rank)
 
@@ -48,6 +51,7 @@ def test_work_that_the_collector_drops_within_a_drop_is_dropped(monkeypatch: pyt
     inner = [Flight()]
     destroyed: list[object] = []
     monkeypatch.setattr(_work, "_destroy", destroyed.append)
+    monkeypatch.setattr(_work, "_dropped", collections.deque())
     _work._drop(Flight())  # type: ignore[arg-type]
     assert len(destroyed) == 2
 
