@@ -37,11 +37,11 @@ fn output_is_prefixed_by_rank() {
 #[test]
 fn output_is_whole_however_slowly_it_is_read() {
     // More than a pipe holds, less than two.
-    let mut child = start(&["run", "-n", "1", "--", "seq", "15000"]);
+    let mut child = start(&["run", "-n", "1", "--", "sh", "-c", "echo $$; exec seq 15000"]);
     let mut out = lines(child.stdout.take().unwrap());
+    let pid = out.next().unwrap().replace("[0] ", "");
     assert_eq!(out.next().unwrap(), "[0] 1");
-    // The rank ends meanwhile.
-    std::thread::sleep(Duration::from_secs(1));
+    ends(&pid);
     assert_eq!(out.last().unwrap(), "[0] 15000");
     assert!(child.wait().unwrap().success());
 }
