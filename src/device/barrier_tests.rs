@@ -157,6 +157,7 @@ fn barriers_of_several_streams() {
                 assert!(got.chunks(4).all(|bytes| bytes == sum.to_le_bytes()), "round {round}, stream {i}");
             }
         }
+        process.comm.barrier().unwrap();
         assert!(process.comm.stats().device.one_shot >= 20);
     });
 }

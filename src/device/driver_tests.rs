@@ -512,6 +512,8 @@ fn memory_of_one_operation_does_not_end_the_direct_path() {
         let memory = process.warm_up();
         process.all_reduce(DType::F32, memory).unwrap();
         process.device.synchronise(process.stream);
+        // The calls have ended on the host, too.
+        process.comm.barrier().unwrap();
         assert!(process.comm.stats().device.in_place > 0);
         let short = process.ones();
         process.all_reduce(DType::F32, short).unwrap();

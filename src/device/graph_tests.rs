@@ -89,6 +89,8 @@ fn every_collective_on(bed: &Bed, path: Path) {
                 assert!(got == expected, "{:?}, rank {rank} of {world}, {path:?}, replay {replay}", captured.raw);
             }
         }
+        // The calls have ended on the host, too.
+        comm.barrier().unwrap();
         let DeviceStats { whole, staged, in_place, through_areas, one_shot, copied } = comm.stats().device;
         let each = (REPLAYS * OPS.len()) as u64;
         // Of three sizes, the first is short, and in the second an all-reduce is one-shot where kernels

@@ -282,11 +282,12 @@ pub(crate) fn missing_of_many() -> Outcome {
     const CAME: usize = 24;
     let (store, name) = fresh();
     let mut job = Job::empty();
-    // Rank 0 starts last, and must come before the deadline of the first.
+    // Rank 0 starts last. The others wait for longer, so that they learn from it who is missing.
     let deadline = at_most(Duration::from_secs(8)).as_secs();
     for number in (0..CAME).rev() {
         let mut command = rank("once", number, CAME + 2, &store, &name);
-        command.env("KOLO_START_TIMEOUT", format!("{deadline}s"));
+        let timeout = if number == 0 { deadline } else { 4 * deadline };
+        command.env("KOLO_START_TIMEOUT", format!("{timeout}s"));
         job.add(command);
     }
     for text in job.all_say("refused") {

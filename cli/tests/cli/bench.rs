@@ -51,9 +51,11 @@ fn large_buffers_are_right_by_every_way_that_they_can_pass() {
                 ["bench", op, "--wide", "--sizes", "1M,9M", "--iters", "2", "--warmup", "1", "--check", "--copy-mode", copy_mode];
             let output = kolo(&[&["run", "-n", "3", "--"], &bench[..]].concat());
             assert!(text(&output.stdout).contains("Out of bounds values : 0 OK"), "{copy_mode} {op}: {output:?}");
-            let warned = text(&output.stderr).contains("does not let ranks read");
-            assert!(text(&output.stderr).lines().count() <= 1, "said once, not by every rank: {output:?}");
-            assert!(output.stderr.is_empty() || (copy_mode == "cma" && warned), "{copy_mode} {op}: {output:?}");
+            // On a busy machine there may be other warnings: of a rank that does not answer, for example.
+            let warnings = text(&output.stderr).matches("does not let ranks read").count();
+            assert!(warnings <= 1, "said once, not by every rank: {output:?}");
+            let warned = warnings == 1;
+            assert!(!warned || copy_mode == "cma", "{copy_mode} {op}: {output:?}");
             if warned {
                 // Print past the test harness, which would capture it.
                 let said = b"NOT RUN: reading another process's memory is not allowed here\n";
