@@ -19,7 +19,7 @@ numbered! {
 }
 
 numbered! {
-    /// How private memory passes from one process of a host to another: 1 MiB or more in
+    /// How private memory passes from one process of a host to another: 32 KiB or more in
     /// all-reduce and reduce-scatter, 64 KiB or more in broadcast, scatter, all-gather and
     /// all-to-all.
     #[derive(Default)]

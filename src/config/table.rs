@@ -27,7 +27,7 @@ macro_rules! shared_settings {
         /// Sets how ranks exchange data. Rank 0's value applies to all ranks.
         transport(transport: Transport) as Transport = Transport::Auto, "KOLO_TRANSPORT";
 
-        /// Sets how 1 MiB and more of private memory gets from one process of a host to another. Rank
+        /// Sets how 32 KiB and more of private memory gets from one process of a host to another. Rank
         /// 0's value applies to all ranks.
         copy_mode(copy_mode: CopyMode) as CopyMode = CopyMode::Auto, "KOLO_COPY_MODE";
 

@@ -26,7 +26,7 @@ use crate::sys::{Domains, PageSize, Patience, Processors, Region, every_case};
 use crate::types::{DType, Descriptor, Member, Op, ReduceOp, mix};
 
 /// Bytes of buffers that are large for every kind of traffic.
-const LARGE: usize = Traffic::Reduced.large();
+const LARGE: usize = 1 << 20;
 
 /// The operations that run in a window, without those with a count for each rank but one.
 static OPS: LazyLock<Vec<Op>> =
