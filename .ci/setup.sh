@@ -5,7 +5,7 @@
 setups_first=(components targets wine)
 # These start then, and run beside the first stages. All others wait for the first stage that needs
 # them.
-setups_in_background=(packages actionlint windows_python miri torch kubernetes ray nvrtc mdbook cargo_deny cargo_deb)
+setups_in_background=(packages actionlint windows_python miri torch kubernetes nvrtc mdbook cargo_deny cargo_deb)
 
 # What to print where a set-up fails.
 declare -A without=(
@@ -17,7 +17,6 @@ declare -A without=(
     [miri]="the nightly toolchain with Miri cannot be installed here"
     [torch]="PyTorch cannot be installed here"
     [kubernetes]="the schemas of Kubernetes cannot be installed here"
-    [ray]="Ray cannot be installed here"
     [nvrtc]="NVRTC cannot be installed here"
     [mdbook]="mdBook cannot be installed here"
     [cargo_deny]="cargo-deny cannot be installed here"
@@ -88,11 +87,6 @@ setup_kubernetes() {
     ready packages || return
     python3 -m venv target/kubernetes &&
         target/kubernetes/bin/pip install --quiet kubernetes-validate==1.37.0 kubeflow-training==1.9.4
-}
-
-setup_ray() {
-    ready packages || return
-    python3 -m venv target/ray && target/ray/bin/pip install --quiet ray==2.60.0
 }
 
 # NVIDIA's run-time compiler, which needs no GPU.
