@@ -19,8 +19,7 @@ pub type kolo_wait_check_t = Option<unsafe extern "C" fn(context: *mut c_void) -
 ///
 /// - A function that makes a communicator returns KOLO_ERR_ABORTED.
 /// - A blocking operation ends its communicator, as kolo_comm_abort does, and returns
-///   KOLO_ERR_ABORTED. If it waits for earlier operations of the communicator, it ends when these
-///   do.
+///   KOLO_ERR_ABORTED, also if it waits for earlier operations of the communicator.
 /// - kolo_work_wait, kolo_work_wait_timeout, kolo_work_wait_any and kolo_work_wait_on return
 ///   KOLO_IN_PROGRESS, and the operation goes on. But a collective that kolo_work_wait runs on this
 ///   thread, because it had not begun, is a blocking operation.

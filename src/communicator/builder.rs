@@ -196,7 +196,7 @@ impl Builder {
     /// See [`Communicator::from_env`]. With [`Builder::join`], [`Error::NotAdmitted`] if the ranks of
     /// the job did not admit this process within the start timeout.
     pub fn connect(self) -> Result<Communicator> {
-        wait_check::begin_start();
+        wait_check::begin();
         self.try_to_connect().map_err(|error| match wait_check::has_stopped() {
             true => Error::Aborted { op: Op::Connect, seq: 0 },
             false => name_refused_call(error),

@@ -124,7 +124,7 @@ impl Executor {
             return unsafe { self.submit_checked(&call) };
         }
         let work = self.enqueue_one(&call, false, false)?;
-        Ok(work.expect("its end is not left to its stream").wait()?)
+        self.wait_for(call.op, &work.expect("its end is not left to its stream"))
     }
 
     /// Waits for what the caller gave its stream, as an operation would: until the deadline of

@@ -24,7 +24,7 @@ thread_local! {
 ///
 /// The check must not call the communicator of the call that waits, except
 /// [`Communicator::abort`](crate::Communicator::abort). A wait for [`RawWork`](crate::raw::RawWork)
-/// does not ask, and neither does a call that waits for calls before it.
+/// does not ask.
 pub fn set_wait_check(check: Option<Box<dyn Fn() -> bool>>) {
     IS_SET.set(check.is_some());
     CHECK.with_borrow_mut(|set| *set = check.map(Rc::from));
@@ -52,12 +52,12 @@ pub(crate) fn go_on() -> io::Result<()> {
     if !IS_SET.get() || asks(true) { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
 }
 
-/// Forgets earlier answers, before a start.
-pub(crate) fn begin_start() {
+/// Forgets earlier answers, before a wait.
+pub(crate) fn begin() {
     HAS_STOPPED.set(false);
 }
 
-/// Returns whether the check has said no since [`begin_start`].
+/// Returns whether the check has said no since [`begin`].
 pub(crate) fn has_stopped() -> bool {
     HAS_STOPPED.get()
 }
@@ -136,6 +136,44 @@ mod tests {
         assert_eq!(count, 3);
         // The peer learns why.
         assert!(matches!(of_peer, Err(Error::Peer { rank: 0, cause: Cause::Aborted, .. })), "{of_peer:?}");
+    }
+
+    /// Waits in vain for the operations that the communicator of rank 0 has in flight, and says no when
+    /// it is asked for the second time. Returns what the wait says, and what rank 1 is told.
+    fn wait_behind(waits: impl FnOnce(&Communicator) -> crate::error::Result<()> + Send) -> [crate::error::Result<()>; 2] {
+        let mut ranks = Communicator::in_process(2).unwrap();
+        let (one, zero) = (ranks.pop().unwrap(), ranks.pop().unwrap());
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(move || {
+                let receive = zero.start_recv(vec![0.0f32; 4], 1).unwrap();
+                let count = Cell::new(0);
+                set_wait_check(Some(Box::new(move || {
+                    assert!(is_in_wait_check());
+                    count.set(count.get() + 1);
+                    count.get() < 2
+                })));
+                let waited = waits(&zero);
+                set_wait_check(None);
+                assert!(receive.wait().is_err());
+                waited
+            });
+            [waits.join().unwrap(), one.barrier()]
+        })
+    }
+
+    #[test]
+    fn a_wait_for_earlier_operations_goes_on_until_the_check_says_no() {
+        let calls: [fn(&Communicator) -> crate::error::Result<()>; 4] = [
+            |comm| comm.barrier(),
+            |comm| comm.recv(&mut [0u8; 2], 1),
+            |comm| comm.send_recv(&[0u8; 2], 1, &mut [0u8; 2], 1),
+            |comm| comm.split(0, 0).map(drop),
+        ];
+        for call in calls {
+            let [waited, of_peer] = wait_behind(call);
+            assert!(matches!(waited, Err(Error::Aborted { .. })), "{waited:?}");
+            assert!(matches!(of_peer, Err(Error::Peer { rank: 0, cause: Cause::Aborted, .. })), "{of_peer:?}");
+        }
     }
 
     /// A check may wait for the lock of an interpreter, so short waits do not ask.

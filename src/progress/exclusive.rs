@@ -1,5 +1,8 @@
 //! Calls of several operations, between which no other call of the communicator comes.
 
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
 use super::handover::Handover;
 use super::submit::Executor;
 use super::work::Work;
@@ -16,10 +19,19 @@ impl Executor {
             return operations(&mut core);
         }
         let (handover, turn) = Handover::new();
+        let op = call.op;
         let work = Work::new((), self.queue.helper());
         let completion = work.completion(call.op);
         self.queue.push_handover(call, completion, handover)?;
-        let result = turn.recv().ok().map(|_done| operations(&mut self.state.core.lock()));
+        let turn = self.in_pieces(op, |deadline| {
+            let timeout = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+            match turn.recv_timeout(timeout) {
+                Ok(done) => Some(Some(done)),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => Some(None),
+            }
+        })?;
+        let result = turn.map(|_done| operations(&mut self.state.core.lock()));
         // If it never got its turn, the work has failed.
         work.wait()?;
         result.expect("a call that has ended well has had its turn")

@@ -2,6 +2,7 @@
 //! progress thread.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::MutexGuard;
 
@@ -12,7 +13,8 @@ use super::work::{Completion, Work, WorkError};
 use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::exec::Core;
-use crate::failure::{self, CommInfo};
+use crate::failure::{self, CommInfo, wait_check};
+use crate::timeouts::WAIT_CHECK;
 use crate::types::{Op, Rank};
 
 /// Runs the calls of one communicator in the order in which they were made.
@@ -111,7 +113,7 @@ impl Executor {
                 }
             };
         }
-        Ok(self.queue_call(call.clone())?.wait()?)
+        self.wait_for(call.op, &self.queue_call(call.clone())?)
     }
 
     /// The core, if no call holds it and none is queued.
@@ -144,11 +146,38 @@ impl Executor {
         Ok(work)
     }
 
+    /// Waits until a queued call has ended, and returns how.
+    pub(crate) fn wait_for(&self, op: Op, work: &Work<()>) -> Result<()> {
+        self.in_pieces(op, |deadline| {
+            if deadline.is_some() {
+                // A wait until a deadline runs nothing that is queued.
+                work.help();
+            }
+            work.outcome(deadline)
+        })?
+    }
+
+    /// Waits by `wait`, which returns `None` if it has waited in vain until a deadline. If the wait
+    /// check of this thread says no, the communicator ends, and with it what this waits for.
+    pub(super) fn in_pieces<T>(&self, op: Op, wait: impl Fn(Option<Instant>) -> Option<T>) -> Result<T> {
+        let has_check = wait_check::has_wait_check();
+        wait_check::begin();
+        loop {
+            match wait(has_check.then(|| Instant::now() + WAIT_CHECK)) {
+                Some(_) if wait_check::has_stopped() => return Err(Error::Aborted { op, seq: 0 }),
+                Some(found) => return Ok(found),
+                None if wait_check::go_on().is_err() => failure::abort(&self.state.status),
+                None => {}
+            }
+        }
+    }
+
     /// Enqueues a call on a device, and waits for its end unless its stream does.
     fn submit_on_device(&self, call: Call) -> Result<()> {
         self.check_not_failed()?;
+        let op = call.op;
         match self.enqueue_one(&call, false, true)? {
-            Some(work) => Ok(work.wait()?),
+            Some(work) => self.wait_for(op, &work),
             None => Ok(()),
         }
     }
@@ -224,7 +253,7 @@ impl Executor {
             Ok(())
         })?;
         // All calls end before the caller gets its buffers back.
-        works.into_iter().map(|work| Ok(work.wait()?)).fold(result, Result::and)
+        works.iter().map(|work| self.wait_for(Op::Send, work)).fold(result, Result::and)
     }
 
     /// Runs sends and receives side by side on this thread. If another thread calls meanwhile, they
@@ -242,7 +271,7 @@ impl Executor {
         }
         let works = self.queue.pass_on(interrupted);
         drop(core);
-        works.into_iter().map(|work| Ok(work.wait()?)).fold(Ok(()), Result::and)
+        works.iter().map(|work| self.wait_for(calls[0].op, work)).fold(Ok(()), Result::and)
     }
 
     /// Returns the failure that ended the communicator.
