@@ -457,6 +457,23 @@ fn the_checklists_name_files_and_items_that_exist() {
     assert!(checked > 80, "only {checked} items were found: the test looks in the wrong place");
 }
 
+/// To add a collective or a setting takes few places, each a file of the numbered steps, or the place
+/// that uses it.
+#[test]
+fn the_checklists_count_their_places() {
+    let page = fs::read_to_string(root().join("CONTRIBUTING.md")).unwrap();
+    for (heading, count, most) in [("a collective", "with ten places:", 10), ("a setting", "Five places:", 5)] {
+        let checklist = page.split(&format!("\n## How to add {heading}\n")).nth(1).unwrap();
+        let (before, steps) = checklist.split_once("\n1. ").unwrap();
+        assert!(before.contains(count), "{heading}: {before}");
+        let steps = steps.split("\n\n").next().unwrap();
+        let files = steps.split('`').skip(1).step_by(2).filter(|word| word.contains('/') || word.ends_with(".md"));
+        let files: BTreeSet<&str> = files.filter(|word| !word.contains(' ')).collect();
+        let places = files.len() + steps.matches("The place that uses it").count();
+        assert_eq!(places, most, "{heading}: {files:?}");
+    }
+}
+
 /// A boxed error that `main` returns is printed with quotes, or as the fields of a struct. Errors of kolo
 /// are sentences.
 #[test]

@@ -1,9 +1,12 @@
-//! `include/kolo.h` is what the sources say. After a change there: `KOLO_WRITE_HEADER=1 cargo test
-//! --test header`.
+//! `include/kolo.h` is what the sources say, and `python/src/pykolo/_abi.py` what the header says. After
+//! a change of the sources: `KOLO_WRITE_HEADER=1 cargo test --test header`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+
+#[path = "header/python.rs"]
+mod python;
 
 use cbindgen::{Builder, Config, DocumentationStyle, Language, Style};
 
@@ -162,19 +165,31 @@ fn generate() -> String {
     format!("{declarations}{CHECKS}{end}")
 }
 
-#[test]
-fn the_header_is_what_the_sources_say() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/kolo.h");
-    let generated = generate();
+/// Compares a file of the repository with what it has to be, or writes it.
+fn check(file: &str, generated: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     if std::env::var_os("KOLO_WRITE_HEADER").is_some() {
-        fs::write(&path, &generated).unwrap();
+        fs::write(&path, generated).unwrap();
     }
     let committed = fs::read_to_string(&path).unwrap_or_default();
     let different = generated.lines().zip(committed.lines()).find(|(generated, committed)| generated != committed);
     assert!(
         generated == committed,
-        "include/kolo.h is not what capi/src says, first at {different:?}; run KOLO_WRITE_HEADER=1 cargo test --test header"
+        "{file} is not what capi/src says, first at {different:?}; run KOLO_WRITE_HEADER=1 cargo test --test header"
     );
+}
+
+#[test]
+fn the_header_is_what_the_sources_say() {
+    check("include/kolo.h", &generate());
+}
+
+#[test]
+fn the_python_module_has_what_the_header_says() {
+    // The crate alone has no module.
+    if Path::new(env!("CARGO_MANIFEST_DIR")).join("../python").exists() {
+        check("../python/src/pykolo/_abi.py", &python::generate(&generate()));
+    }
 }
 
 #[test]

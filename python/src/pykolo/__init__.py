@@ -25,7 +25,7 @@ from ._errors import (
     UnsupportedError,
 )
 from ._operations import ReduceOp
-from ._settings import Settings
+from ._abi import Settings
 from ._store import Store
 from ._threads import spawn
 from ._work import Work

@@ -51,8 +51,8 @@ class _Sizes(dict[int, Any]):
 
 _sizes = _Sizes()
 _size = _sizes.__getitem__
-_NOW = {name: unconverted(name) for name in (*_abi.OPERATIONS, "send_recv")}
-_START = {name: unconverted("start_" + name) for name in _abi.OPERATIONS}
+_START = {name.removeprefix("start_"): unconverted(name) for name in _abi.FUNCTIONS if name.startswith("start_")}
+_NOW = {name: unconverted(name) for name in (*_START, "send_recv")}
 
 
 # An operation, its arguments, what returns the result at its end, and the memory that it uses.

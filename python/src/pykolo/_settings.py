@@ -3,80 +3,57 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import operator
 import os
 from datetime import timedelta
-from typing import Any, TypedDict
+from typing import Any
 
 from . import _abi
 from ._errors import ArgumentError
 
-
-class Settings(TypedDict, total=False):
-    """Settings by name. One that is not given comes from its ``KOLO_*`` variable. Times are in
-    seconds.
-    """
-
-    timeout: float | timedelta
-    start_timeout: float | timedelta
-    reproducible: bool
-    transport: str
-    copy_mode: str
-    algorithm: str
-    job: str
-    secret: str
-    secret_file: str | os.PathLike[str]
-    host: str
-    interfaces: str
-    sockets: int
-    trace_signal: bool
-    trace_dir: str | os.PathLike[str]
-    network_latency_us: float
-    network_gigabytes_per_s: float
-    insecure: bool
-    devices: bool
-    device_path: str
-    device_waits: str
-    tls_ca: str | os.PathLike[str]
-    tls_cert: str | os.PathLike[str]
-    tls_key: str | os.PathLike[str]
-    flag_layout: str
-    wire_dtype: str
-    top_dir: str | os.PathLike[str]
-    metrics: str
-    ports: str
-    congestion_control: str
-    join: bool
-    topology: str
-    rails: str
+# The field of each setting, with its type.
+_FIELDS: dict[str, tuple[str, Any]] = {
+    name.removesuffix("_ms"): (name, kind) for name, kind in _abi.Config._fields_ if name not in ("size", "version")
+}
+# The limits of numbers, where they are lower than those of the type.
+_RANGES = {"sockets": (1, 64)}
 
 
-# Fields that are 1 or -1; 0 is not set.
-_SWITCHES = ("reproducible", "trace_signal", "insecure", "devices", "join")
-_FIELDS: dict[str, Any] = {field[0]: field[1] for field in _abi.Config._fields_ if field[0] not in ("size", "version")}
-
-
-def milliseconds(given: float | timedelta, name: str) -> int:
-    """A time of an argument, which is at least one millisecond."""
+def milliseconds(given: float | timedelta, name: str, least: int = 1) -> int:
+    """A time of an argument, which is at least so long."""
     seconds = given.total_seconds() if isinstance(given, timedelta) else given
-    if not 0 < seconds < 1e12:
-        raise ArgumentError(f"{name} is {given}: give a time in seconds, more than 0")
-    return max(1, round(1000 * seconds))
+    if not (0 < seconds < 1e12 or seconds == least == 0):
+        raise ArgumentError(f"{name} is {given}: give a time in seconds, {'more than 0' if least else '0 or more'}")
+    return max(least, round(1000 * seconds))
+
+
+def integer(given: int, name: str, least: int, most: int = 2**31 - 1) -> int:
+    """A number of an argument. C would cut it to 32 bits."""
+    number = operator.index(given)
+    if not least <= number <= most:
+        raise ArgumentError(f"{name} is {number}: give {least} to {most}")
+    return number
 
 
 def config_of(settings: dict[str, Any]) -> _abi.Config:
     config = _abi.Config(size=ctypes.sizeof(_abi.Config), version=_abi.CONFIG_VERSION)
     for name, value in settings.items():
+        if name not in _FIELDS:
+            raise ArgumentError(f"there is no setting {name}; the settings are {', '.join(sorted(_FIELDS))}")
         if value is None:
             continue
-        if name in ("timeout", "start_timeout"):
-            setattr(config, name + "_ms", milliseconds(value, name))
-        elif name not in _FIELDS or name.endswith("timeout_ms"):
-            known = ", ".join(sorted(Settings.__annotations__))
-            raise ArgumentError(f"there is no setting {name}; the settings are {known}")
-        elif name in _SWITCHES:
-            setattr(config, name, 1 if value else -1)
-        elif _FIELDS[name] is ctypes.c_char_p:
-            setattr(config, name, os.fsencode(value))
-        else:
-            setattr(config, name, value)
+        field, kind = _FIELDS[name]
+        # 0 and NULL are not set.
+        if field.endswith("_ms"):
+            value = milliseconds(value, name)
+        elif kind is ctypes.c_int32:
+            value = 1 if value else -1
+        elif kind is ctypes.c_char_p:
+            value = os.fsencode(value)
+        elif kind is ctypes.c_double and not 0 < value < math.inf:
+            raise ArgumentError(f"{name} is {value}: give a finite number above 0")
+        elif kind is ctypes.c_uint32:
+            value = integer(value, name, *_RANGES.get(name, (1, 2**32 - 1)))
+        setattr(config, field, value)
     return config

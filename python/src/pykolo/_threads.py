@@ -11,7 +11,7 @@ from ._communicator import Communicator
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._settings import Settings
+    from ._abi import Settings
 
 R = TypeVar("R")
 

@@ -10,7 +10,7 @@ from ._threads import spawn
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._settings import Settings
+    from ._abi import Settings
 
 
 def ranks(world_size: int, **settings: Unpack[Settings]) -> Callable[[Callable[..., Any]], Callable[[], None]]:
