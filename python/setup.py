@@ -3,6 +3,10 @@
 cargo builds them from the repository around this folder, or from `kolo` inside it in a source
 distribution. KOLO_BUILT=FOLDER uses a folder with the program and the library in place of cargo.
 
+A compiler of C makes the short way of small operations, `_fast`. Without one, or without Python's
+headers, the package has the long way alone. CC and LDSHARED name a compiler and linker for another
+machine, as scripts/wheels.sh does.
+
 KOLO_FEATURES lists the features of the build; the default is "cuda", which needs nothing of CUDA to
 build or to start. KOLO_PLATFORM names the platform of the wheel, in place of this machine's.
 """
@@ -13,7 +17,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 from distutils.command.build_scripts import build_scripts
 
@@ -50,6 +54,17 @@ def built():
         if not (folder / name).is_file():
             sys.exit(f"there is no {folder / name}: build kolo-capi and kolo-cli, and set KOLO_BUILT to their folder, or do not set it")
     return folder
+
+
+# For every Python from 3.11. Nothing here compiles C for Windows on another system.
+FAST = Extension(
+    "pykolo._fast",
+    ["src/pykolo/_fast.c"],
+    include_dirs=[str(REPOSITORY / "include")],
+    extra_compile_args=[] if IS_WINDOWS else ["-g0"],
+    py_limited_api=True,
+    optional=True,
+)
 
 
 class BuildPython(build_py):
@@ -89,6 +104,7 @@ class BuildProgram(build_scripts):
 setup(
     version=VERSION,
     scripts=[PROGRAM],
+    ext_modules=[FAST] if IS_WINDOWS == (sys.platform == "win32") else [],
     distclass=WithLibrary,
     cmdclass={"build_py": BuildPython, "build_scripts": BuildProgram, "bdist_wheel": PlatformWheel, "sdist": WithSources},
 )

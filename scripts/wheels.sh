@@ -53,10 +53,13 @@ for platform in "${platforms[@]}"; do
         cargo zigbuild --profile dist "${features[@]}" --target "$target.2.28"
         library=libkolo.so tag=manylinux_2_28_$platform
     fi
+    # zig compiles C for every platform but Windows.
+    cc="$tools/bin/python -m ziglang cc -target $platform-linux-gnu.2.28"
     built=$(realpath "${CARGO_TARGET_DIR:-target}/$target/dist")
     for package in "${packages[@]}"; do
         rm -rf "$package/build"
-        KOLO_BUILT=$built KOLO_LIBRARY=$built/$library KOLO_PLATFORM=$tag python -m build --wheel "$package"
+        CC=$cc LDSHARED="$cc -shared" KOLO_BUILT=$built KOLO_LIBRARY=$built/$library KOLO_PLATFORM=$tag \
+            python -m build --wheel "$package"
     done
 done
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import math
 import operator
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +17,15 @@ from ._errors import ArgumentError, UnsupportedError, check, error_of
 from ._library import function
 from ._memory import as_array, size_of
 from ._objects import Objects
-from ._settings import config_of
+from ._settings import config_of, integer
+from ._short import Fast
 from ._signals import run_signal_handlers
 from ._store import Callbacks, Store
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from ._settings import Settings
+    from ._abi import Settings
 
 _get_unique_id = function("get_unique_id")
 _discard_unique_id = function("discard_unique_id")
@@ -66,26 +69,20 @@ def discard_unique_id(given: bytes) -> None:
     check(_discard_unique_id(_abi.UniqueId.from_buffer_copy(given)))
 
 
-def _int32(number: int, name: str, least: int) -> int:
-    """What C would cut to 32 bits."""
-    number = operator.index(number)
-    if not least <= number < 2**31:
-        raise ArgumentError(f"{name} is {number}: {least} to {2**31 - 1}")
-    return number
-
-
-class Communicator(Objects):
+class Communicator(Fast, Objects):
     """This process's membership in a group of ranks. All ranks make the same calls in the same order.
 
     ``with`` closes it; if an exception leaves the block, it ends the communicator on all ranks.
     """
 
-    __slots__ = ()
+    __slots__ = ("__weakref__", "_argument", "_handle", "_rank", "_size")
 
     def __init__(self, *, rank: int, world_size: int, store: str | bytes | Store, **settings: Unpack[Settings]) -> None:
         """Connects with the other ranks at a store: the URL of one, such as ``tcp://host:port``, the
         bytes of ``unique_id()``, or an object with ``set`` and ``get``.
         """
+        world_size = integer(world_size, "world_size", 1)
+        rank = integer(rank, "rank", 0, world_size - 1)
         config = config_of(dict(settings))
 
         def connect(handle: ctypes.c_void_p) -> int:
@@ -118,8 +115,7 @@ class Communicator(Objects):
     @classmethod
     def threads(cls, world_size: int, **settings: Unpack[Settings]) -> list[Self]:
         """Makes all ranks of a group in this process, each for a thread of its own."""
-        if not 1 <= world_size <= 4096:
-            raise ArgumentError(f"world_size is {world_size}: give 1 to 4096")
+        world_size = integer(world_size, "world_size", 1, 4096)
         handles = (ctypes.c_void_p * world_size)()
         run_signal_handlers()
         check(_init_all(handles, world_size, config_of(dict(settings))))
@@ -142,11 +138,14 @@ class Communicator(Objects):
     def _set(self, handle: int | None) -> None:
         self._handle = ctypes.c_void_p(handle)
         self._argument = ctypes.c_void_p.from_param(handle)
+        self._bind(0, 0, 0)
 
     def _take(self, handle: int | None) -> None:
+        run_signal_handlers()
         self._set(handle)
         self._rank = self._asked(_rank, ctypes.c_int32())
         self._size = self._asked(_count, ctypes.c_int32())
+        self._bind(handle or 0, self._rank, self._size)
         _open.add(self)
 
     def _asked(self, ask: Callable[..., int], place: Any) -> Any:
@@ -189,9 +188,9 @@ class Communicator(Objects):
         keys and ranks. A rank with the color None becomes a member of none, and gets None. All ranks
         call it.
         """
-        color = _abi.NO_COLOR if color is None else _int32(color, "color", 0)
+        color = _abi.NO_COLOR if color is None else integer(color, "color", 0)
         handle = ctypes.c_void_p()
-        check(_split(self._handle, color, _int32(key, "key", -(2**31)), handle))
+        check(_split(self._handle, color, integer(key, "key", -(2**31)), handle))
         return self._of(handle.value) if handle.value else None
 
     def shrink(self) -> Self:
@@ -210,19 +209,19 @@ class Communicator(Objects):
         check(_grow(self._handle, handle))
         return self._of(handle.value) if handle.value else None
 
-    def alloc(self, shape: int | tuple[int, ...], dtype: Any = "float64", *, pooled: bool = False) -> Any:
+    def alloc(self, shape: int | Iterable[int], dtype: Any = "float64", *, pooled: bool = False) -> Any:
         """Returns an array of zeros in registered memory, which collectives read and write in place:
         of numpy, or a memoryview where that is not installed. All ranks call it with the same number
         of bytes. With ``pooled`` one rank calls it alone, and its content is undefined.
 
         The memory is freed with the last array that uses it.
         """
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        size = size_of(dtype)
-        for length in shape:
-            if length < 0:
-                raise ArgumentError(f"alloc: the shape is {shape}: no length is below 0", op="mem_alloc")
-            size *= length
+        shape = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+        if any(length < 0 for length in shape):
+            raise ArgumentError(f"alloc: the shape is {shape}: no length is below 0", op="mem_alloc")
+        size = math.prod(shape) * size_of(dtype)
+        if size > sys.maxsize:
+            raise ArgumentError(f"alloc: the shape is {shape}: no memory has {size} bytes", op="mem_alloc")
         pointer = ctypes.c_void_p()
         check((_mem_alloc_pooled if pooled else _mem_alloc)(pointer, size, self._handle))
         memory = (ctypes.c_char * size).from_address(pointer.value or 0)

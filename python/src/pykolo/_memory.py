@@ -9,15 +9,25 @@ from __future__ import annotations
 import array
 import ctypes
 import math
+import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from . import _abi
 from ._errors import ArgumentError
 
+try:
+    from ._fast import know
+except ImportError:
+
+    def know(array_type: type) -> None:
+        """The long way knows it."""
+
+
 # A view of writable memory, which ctypes passes as its address. It takes a third of the time of all
 # other ways.
-writable_view: Any = (ctypes.c_char * 0).from_buffer
+_writable_view: Any = (ctypes.c_char * 0).from_buffer
 
 # The types of elements that kolo has, by kind and bytes as in numpy.
 _CODES = {
@@ -40,6 +50,7 @@ _NAMES = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 # The kinds of the formats of memoryview.
 _FORMATS = {"?": "b", **dict.fromkeys("bhilqn", "i"), **dict.fromkeys("BHILQNc", "u"), **dict.fromkeys("efd", "f")}
 _DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+_DLPACK_HANDLE = 3
 _DLPACK_NAMED = {4: "bfloat16", 10: "float8_e4m3fn", 12: "float8_e5m2"}
 _ON_HOST, _ON_CUDA = (1, 3, 11), (2, 13)
 
@@ -66,8 +77,7 @@ class Element:
 
 # The types of arrays, and of their elements, for which `memory_of` need not look further. They are
 # entered when they are first seen, because pykolo does not import numpy.
-fast_arrays: set[type] = set()
-fast_dtypes: dict[Any, int] = {}
+_fast_arrays: set[type] = set()
 _fast_elements: dict[Any, Element] = {}
 
 
@@ -104,9 +114,9 @@ class Memory:
 
 def memory_of(x: Any, op: str, name: str, writes: bool = False, stream: int = 0) -> Memory:
     """The memory of an argument of an operation, which the operation ``writes``."""
-    if type(x) in fast_arrays and (element := _fast_elements.get(x.dtype)) is not None:
+    if type(x) in _fast_arrays and (element := _fast_elements.get(x.dtype)) is not None:
         try:
-            view = writable_view(x)
+            view = _writable_view(x)
         except (TypeError, ValueError, BufferError):
             pass
         else:
@@ -130,6 +140,10 @@ def memory_of(x: Any, op: str, name: str, writes: bool = False, stream: int = 0)
     return found
 
 
+def _addresses(op: str, name: str) -> ArgumentError:
+    return ArgumentError(f"{op}: {name} has elements of the type object, which are addresses: use {op}_object, or another type", op=op)
+
+
 def _strided(op: str, name: str) -> ArgumentError:
     return ArgumentError(f"{op}: {name} is not contiguous in memory: pass numpy.ascontiguousarray({name}), or another copy in C order", op=op)
 
@@ -139,13 +153,14 @@ def _of_numpy(x: Any, numpy: Any, op: str, name: str) -> Memory:
     if not x.flags.c_contiguous:
         raise _strided(op, name)
     if dtype.hasobject:
-        raise ArgumentError(f"{op}: {name} has elements of the type object, which are addresses: use {op}_object, or another dtype", op=op)
+        raise _addresses(op, name)
     # An element whose bytes are swapped can be moved, but not reduced.
     kind = dtype.kind if dtype.isnative else "V"
     element = Element(kind, dtype.itemsize, str(dtype.name) if dtype.isnative else str(dtype))
     if type(x) is numpy.ndarray and not element.is_raw and not element.is_complex and kind in "biuf" and element.name not in _NAMED:
-        fast_arrays.add(numpy.ndarray)
-        fast_dtypes[dtype] = element.code
+        if numpy.ndarray not in _fast_arrays:
+            _fast_arrays.add(numpy.ndarray)
+            know(numpy.ndarray)
         _fast_elements[dtype] = element
     address, is_readonly = x.__array_interface__["data"]
     return Memory(x, ctypes.c_void_p(address), x.shape, element, is_readonly)
@@ -190,8 +205,9 @@ def _of_buffer(x: Any, op: str, name: str) -> Memory | None:
         raise _strided(op, name)
     letter = view.format.lstrip("@=" + ("<" if sys.byteorder == "little" else ">"))
     kind = "c" if letter in ("Zf", "Zd") else _FORMATS.get(letter, "V")
-    if letter in ("O", "P"):
-        raise ArgumentError(f"{op}: {name} has elements of the type object, which are addresses", op=op)
+    # Of objects, pointers and functions, also in structs, but not of complex numbers, nor in names.
+    if any(code in re.sub("Z[fdg]|:[^:]*:", "", view.format) for code in "OPzZ&X"):
+        raise _addresses(op, name)
     element = Element(kind, view.itemsize, "" if kind != "V" else view.format)
     # The view keeps an object from changing its size.
     return Memory(view, ctypes.c_void_p(_address(view)), view.shape or (), element, view.readonly)
@@ -210,25 +226,40 @@ def _of_interface(x: Any, op: str, name: str) -> Memory | None:
         return None
     address, is_readonly = given["data"]
     typestr, shape = given["typestr"], tuple(given["shape"])
-    size = int(typestr[2:])
+    # Such as <f4, >i8, <M8[ns], and <U5, which has 5 elements of 4 bytes.
+    parts = re.fullmatch(r"([<>|=])([a-zA-Z])([1-9]\d*)(\[.*\])?", typestr)
+    if parts is None or parts[2] not in "biufcmMSUVO":
+        raise ArgumentError(f"{op}: {name} has elements of {typestr!r}, which kolo does not know: pass another type", op=op)
+    order, kind, size = parts[1], parts[2], int(parts[3]) * (4 if parts[2] == "U" else 1)
+    if kind == "O" or _has_objects(given.get("descr")):
+        raise _addresses(op, name)
+    if given.get("mask") is not None:
+        raise ArgumentError(f"{op}: {name} has a mask, which no operation looks at: pass a copy without", op=op)
     strides = given.get("strides")
-    if strides is not None and tuple(strides) != _in_c_order(shape, size) and 0 not in shape:
+    if strides is not None and not _is_contiguous(shape, strides, size):
         raise _strided(op, name)
-    is_native = typestr[0] in ("|", "<" if sys.byteorder == "little" else ">")
+    is_native = order in ("|", "=", "<" if sys.byteorder == "little" else ">")
     known = str(getattr(getattr(x, "dtype", None), "name", ""))
-    element = Element(typestr[1] if is_native else "V", size, known if known in _NAMED else "" if is_native else typestr)
+    element = Element(kind if is_native else "V", size, known if known in _NAMED else "" if is_native and kind in _NAMES else typestr)
     on_device = attribute == "__cuda_array_interface__"
     # 1 is the default stream, which is NULL in C.
     stream = (given.get("stream") or 0) if on_device else 0
     return Memory(x, ctypes.c_void_p(address or 0), shape, element, is_readonly, on_device, 0 if stream == 1 else stream)
 
 
-def _in_c_order(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
-    strides = []
-    for length in reversed(shape):
-        strides.append(size)
+def _has_objects(descr: Any) -> bool:
+    """Whether fields of elements are objects: each has a name and a type, or fields of its own."""
+    types = [field[1] for field in descr or ()]
+    return any("O" in each[1:2] if isinstance(each, str) else _has_objects(each) for each in types)
+
+
+def _is_contiguous(shape: tuple[int, ...], strides: Sequence[int], size: int) -> bool:
+    """Whether elements are in C order without gaps. The stride of an axis of length 1 says nothing."""
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length != 1 and stride != size and 0 not in shape:
+            return False
         size *= length
-    return tuple(reversed(strides))
+    return True
 
 
 class _Tensor(ctypes.Structure):
@@ -290,10 +321,12 @@ def _of_dlpack(x: Any, op: str, name: str, stream: int) -> Memory | None:
     if tensor.device not in _ON_HOST + _ON_CUDA:
         raise ArgumentError(f"{op}: {name} is on a device of DLPack's type {tensor.device}: copy it to the host or to CUDA", op=op)
     shape = tuple(tensor.shape[: tensor.ndim])
-    if tensor.strides and 0 not in shape:
-        wanted = _in_c_order(shape, 1)
-        if any(length != 1 and tensor.strides[i] != wanted[i] for i, length in enumerate(shape)):
-            raise _strided(op, name)
+    if tensor.strides and not _is_contiguous(shape, tensor.strides[: tensor.ndim], 1):
+        raise _strided(op, name)
+    if tensor.code == _DLPACK_HANDLE:
+        raise _addresses(op, name)
+    if tensor.bits % 8:
+        raise ArgumentError(f"{op}: {name} has elements of {tensor.bits} bits: pass a type of whole bytes", op=op)
     size = tensor.bits * tensor.lanes // 8
     kind = _DLPACK_KINDS.get(tensor.code, "V") if tensor.lanes == 1 else "V"
     element = Element(kind, size, _DLPACK_NAMED.get(tensor.code, ""))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import threading
 from collections.abc import Generator
 
@@ -39,18 +41,25 @@ def _start() -> _abi.WaitCheck:  # type: ignore[valid-type]
 
 _check = _start()
 _set_wait_check = function("set_wait_check")
+# No function of Python: a handler would run in it.
+_set_on_main = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(functools.partial(_set_wait_check, _check))
 
 
 def run_signal_handlers() -> None:
     """Has kolo run the handlers when the main thread waits. Python runs them nowhere else."""
     if threading.current_thread() is threading.main_thread():
         _set_wait_check(_check, None)
+    else:
+        # The main thread does it before its next call.
+        ctypes.pythonapi.Py_AddPendingCall(_set_on_main, None)
 
 
 def raised_by_handler() -> BaseException | None:
-    """The exception of a handler that has ended a wait of this thread, once."""
+    """The last exception of handlers that have ended a wait of this thread, once."""
     if _raised and threading.current_thread() is threading.main_thread():
-        return _raised.pop()
+        raised = _raised[-1]
+        _raised.clear()
+        return raised
     return None
 
 
