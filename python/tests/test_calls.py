@@ -6,6 +6,7 @@ import threading
 
 import pykolo
 import pytest
+from pykolo import _abi, _operations, _store
 from pykolo.test import ranks
 
 numpy = pytest.importorskip("numpy")
@@ -201,8 +202,11 @@ def test_work():
             return
         work = comm.start_all_reduce(x)
         try:
-            with pytest.raises(TimeoutError, match="goes on"):
-                work.wait(timeout=0.001)
+            for timeout in (0, 0.001):
+                with pytest.raises(TimeoutError, match="goes on"):
+                    work.wait(timeout)
+            with pytest.raises(ValueError, match="0 or more"):
+                work.wait(-1)
             assert not work.done()
             # A Work that is dropped keeps its array until the end.
             comm.start_recv(bytearray(1), 1)
@@ -256,6 +260,26 @@ def test_a_deadline():
             over.set()
 
     pykolo.spawn(2, of_rank)
+
+
+@ranks(1)
+def test_a_timeout_is_for_one_call_alone(comm):
+    set_timeout = _operations._call_timeout
+    found = []
+
+    def interrupted(milliseconds):
+        found.append(milliseconds)
+        set_timeout(milliseconds)
+        if milliseconds:
+            # As Ctrl-C, when it is set.
+            raise KeyboardInterrupt
+
+    for call in (comm.barrier, comm.start_barrier):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_operations, "_call_timeout", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                call(timeout=5)
+    assert found == [5000, 0, 5000, 0]
 
 
 def test_spawn_raises_the_first_exception():
@@ -315,6 +339,20 @@ def test_a_store_that_fails():
     with pytest.raises(pykolo.StartError) as caught:
         pykolo.Communicator(rank=0, world_size=2, store=Store(), start_timeout=30)
     assert "the disk is full" in str(caught.value.__cause__)
+
+
+def test_a_store_whose_value_kolo_refuses(monkeypatch):
+    class Store:
+        def set(self, key, value):
+            pass
+
+        def get(self, key):
+            return b"value"
+
+    monkeypatch.setattr(_store, "_reply", lambda *_: _abi.ERR_NO_MEMORY)
+    with pytest.raises(pykolo.StartError) as caught:
+        pykolo.Communicator(rank=1, world_size=2, store=Store(), start_timeout=30)
+    assert isinstance(caught.value.__cause__, pykolo.OutOfMemoryError)
 
 
 def test_one_process_alone():

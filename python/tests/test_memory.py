@@ -3,6 +3,7 @@
 import array
 import ctypes
 import pickle
+import re
 import sys
 
 import pykolo
@@ -75,6 +76,88 @@ def test_interfaces():
         memory_of(Interface(data=(ADDRESS, True)), "recv", "out", writes=True)
 
 
+@pytest.mark.parametrize(
+    ("typestr", "size", "code"),
+    [
+        *(("<f4", 4, _abi.FLOAT32), ("|b1", 1, _abi.BOOL), ("=i8", 8, _abi.INT64), (">f4", 4, None), ("<c8", 8, _abi.FLOAT32)),
+        *(("<M8[ns]", 8, None), ("<m8[25us]", 8, None), ("<U5", 20, None), ("|S5", 5, None), ("|V16", 16, None), ("<f16", 16, None)),
+    ],
+)
+def test_types_of_interfaces(typestr, size, code):
+    element = memory_of(Interface(typestr=typestr), "all_gather", "x").element
+    assert (element.size, element.is_raw) == (size, code is None)
+    assert (element.code, element.parts) == ((_abi.UINT8, size) if code is None else (code, 2 if "c" in typestr else 1))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"typestr": "|O8"}, "addresses: use all_gather_object"),
+        ({"typestr": "|V16", "descr": [("a", "<f8"), ("b", [("c", "|O")])]}, "addresses"),
+        ({"typestr": "|t4"}, "elements of '|t4', which kolo does not know"),
+        ({"typestr": "f4"}, "elements of 'f4'"),
+        ({"mask": object()}, "has a mask"),
+    ],
+)
+def test_interfaces_that_are_refused(given, message):
+    with pytest.raises(pykolo.ArgumentError, match=re.escape(message)):
+        memory_of(Interface(**given), "all_gather", "x")
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "is_contiguous"),
+    [((1, 3), (999, 4), True), ((3, 1), (4, -8), True), ((2, 0), (1, 1), True), ((3, 1), (8, 4), False), ((2, 1, 3), (12, 0, 4), True)],
+)
+def test_the_stride_of_an_axis_of_length_1_says_nothing(shape, strides, is_contiguous):
+    x = Interface(shape=shape, strides=strides)
+    if is_contiguous:
+        assert memory_of(x, "all_gather", "x").shape == shape
+    else:
+        with pytest.raises(pykolo.ArgumentError, match="not contiguous"):
+            memory_of(x, "all_gather", "x")
+
+
+def test_numpy_gives_odd_strides_to_axes_of_length_1(comm):
+    numpy = pytest.importorskip("numpy")
+    x = numpy.lib.stride_tricks.as_strided(numpy.arange(3.0), (1, 3), (5, 8))
+    assert comm.all_gather(x).tolist() == [[[0.0, 1.0, 2.0]]]
+    for given in (memoryview(x), Interface(**x.__array_interface__), DLPack(x)):
+        assert memory_of(given, "all_gather", "x").count == 3
+
+
+class Pair(ctypes.Structure):
+    _fields_ = (("Z", ctypes.c_int), ("d", ctypes.c_double))
+
+
+class Holder(ctypes.Structure):
+    _fields_ = (("a", ctypes.c_int), ("b", ctypes.py_object))
+
+
+def test_formats_of_the_buffer_protocol(comm):
+    found = memory_of((Pair * 3)(), "all_gather", "x")
+    assert found.element.is_raw and (found.element.size, found.count) == (ctypes.sizeof(Pair), 3)
+    swapped = (ctypes.c_int32.__ctype_be__ if sys.byteorder == "little" else ctypes.c_int32.__ctype_le__) * 2
+    assert memory_of(swapped(), "all_gather", "x").element.is_raw
+    with pytest.raises(pykolo.ArgumentError, match="does not reduce elements"):
+        comm.all_reduce(swapped())
+    for kind in (ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_wchar_p, ctypes.POINTER(ctypes.c_int), Holder):
+        with pytest.raises(pykolo.ArgumentError, match="addresses"):
+            comm.all_gather((kind * 2)())
+
+
+def test_structs_of_numpy_that_have_objects(comm):
+    numpy = pytest.importorskip("numpy")
+    x = numpy.zeros(2, [("a", "O"), ("Zd", "i4")])
+    for given in (x, memoryview(x)):
+        with pytest.raises(pykolo.ArgumentError, match="addresses"):
+            comm.all_gather(given)
+    for dtype in ("<M8[ns]", "<U5", ">i2", [("a", ">i2"), ("b", "S3")]):
+        x = numpy.zeros(2, dtype)
+        given = Interface(**x.__array_interface__)
+        assert memory_of(given, "all_gather", "x").element.size == x.itemsize
+        assert comm.all_gather(x).shape == (1, 2)
+
+
 def test_the_interface_of_cuda_has_a_stream(comm):
     for stream, expected in ((None, 0), (1, 0), (2, 2), (0x5000, 0x5000)):
         found = memory_of(Interface("__cuda_array_interface__", stream=stream), "all_reduce", "x")
@@ -126,6 +209,23 @@ def test_wrong_arguments(comm):
         (lambda: pykolo.Communicator(rank=0, world_size=1, store=b"x"), "no unique id"),
         (lambda: pykolo.spawn(0, print), "world_size is 0"),
         (lambda: comm.alloc(-1), "below 0"),
+        (lambda: comm.alloc((2**62, 8), "int8"), "no memory has"),
+        (lambda: comm.reduce_scatter(memoryview(x)[:1].cast("B").cast("d", ())), "x is a single element: pass an array with a block for each of 1 ranks"),
+        *(
+            (lambda given=given: pykolo.Communicator(store="file:///", **{"rank": 0, "world_size": 2, **given}), message)
+            for given, message in (
+                ({"rank": 2}, "rank is 2: give 0 to 1"),
+                ({"rank": -1}, "rank is -1: give 0 to 1"),
+                ({"rank": 2**32}, "rank is 4294967296: give 0 to 1"),
+                ({"world_size": 0}, "world_size is 0: give 1 to 2147483647"),
+                ({"world_size": 2**32 + 2}, "world_size is 4294967298: give 1 to"),
+                ({"sockets": 0}, "sockets is 0: give 1 to 64"),
+                ({"sockets": 65}, "sockets is 65: give 1 to 64"),
+                ({"sockets": 2**32 + 1}, "sockets is 4294967297: give 1 to 64"),
+                ({"network_latency_us": 0.0}, "network_latency_us is 0.0: give a finite number above 0"),
+            )
+        ),
+        (lambda: pykolo.Communicator.from_env(ports="1-70000"), "a range of ports of 1 to 65535"),
     ]
     for call, message in wrong:
         with pytest.raises(ValueError, match=message) as caught:
@@ -201,6 +301,7 @@ def test_arrays_of_numpy(comm):
             comm.broadcast(numpy.ones(2), wrong)
     with pytest.raises(TypeError):
         comm.all_reduce(numpy.ones(2), op=["sum"])
+    assert comm.alloc(numpy.int64(3)).shape == comm.alloc([numpy.int8(3)]).shape == (3,)
     assert comm.alloc(0).shape == (0,) and comm.alloc((3, 0), "int8").shape == (3, 0)
     assert comm.all_gather(numpy.float32(2)).shape == (1,) and comm.all_gather(numpy.empty((0, 3))).shape == (1, 0, 3)
 

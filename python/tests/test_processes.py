@@ -67,33 +67,56 @@ except pykolo.PeerError as error:
         assert f"rank {rank} names 1 barrier" in end.stdout, end.stdout + end.stderr
 
 
-def pair(tmp_path, zero, one):
+def pair(tmp_path, zero, one, connect="comm = connected()"):
     """Two processes, of which rank 1 is `one`."""
-    connect = PREAMBLE + "comm = pykolo.Communicator(rank=int(os.environ['AT']), world_size=2, store=os.environ['STORE'])\n"
+    connect = f"""{PREAMBLE}
+def connected():
+    return pykolo.Communicator(rank=int(os.environ['AT']), world_size=2, store=os.environ['STORE'])
+{connect}
+"""
     store = {"STORE": f"file://{tmp_path}/store"}
     return [started(connect + program, {**store, "AT": str(rank)}) for rank, program in enumerate((zero, one))]
 
 
-# Sends itself SIGINT as soon as the main thread is in a call of kolo.
+# Sends itself SIGINT as soon as the main thread is in a function of pykolo, or in an operation: the
+# short way has no function.
 INTERRUPT = """
+def is_in(name):
+    code = sys._current_frames()[threading.main_thread().ident].f_code
+    return code.co_name == name and code.co_filename.startswith(os.path.dirname(pykolo.__file__))
+def is_under_way(op):
+    comm.dump_trace(trace := f"{os.environ['STORE']}.trace".removeprefix("file://"))
+    return any(f'"op": "{op}"' in line and "under way" in line for line in open(trace))
 def interrupt(name):
-    main = threading.main_thread().ident
-    ours = os.path.dirname(pykolo.__file__)
-    while True:
-        code = sys._current_frames()[main].f_code
-        if code.co_name == name and code.co_filename.startswith(ours):
-            break
+    while not (is_in(name) if name in ("_run", "wait", "connect") else is_under_way(name)):
+        pass
     os.kill(os.getpid(), signal.SIGINT)
+"""
+IN_ANOTHER_THREAD = """
+made = []
+thread = threading.Thread(target=lambda: made.append(connected()))
+thread.start()
+thread.join()
+comm = made[0]
 """
 
 
 @ONLY_UNIX
 @pytest.mark.parametrize(
-    ("call", "frame"), [("comm.recv(bytearray(1), 1)", "_run"), ("comm.start_recv(bytearray(1), 1).wait()", "wait")]
+    ("call", "where", "connect"),
+    [
+        ("comm.recv(bytearray(1), 1)", "recv", "comm = connected()"),
+        ("comm.recv(bytearray(1), 1)", "recv", IN_ANOTHER_THREAD),
+        ("comm.recv(bytearray(1), 1)", "recv", "comm = connected().split(0)"),
+        ("comm.recv(bytearray(1), 1, timeout=3600)", "_run", "comm = connected()"),
+        ("comm.start_recv(bytearray(1), 1).wait()", "wait", "comm = connected()"),
+        # Behind an earlier operation.
+        ("work = comm.start_recv(bytearray(1), 1); comm.barrier(timeout=3600)", "_run", "comm = connected()"),
+    ],
 )
-def test_ctrl_c_ends_a_call_that_waits(tmp_path, call, frame):
+def test_ctrl_c_ends_a_call_that_waits(tmp_path, call, where, connect):
     zero = f"""{INTERRUPT}
-threading.Thread(target=interrupt, args=({frame!r},), daemon=True).start()
+threading.Thread(target=interrupt, args=({where!r},), daemon=True).start()
 try:
     with comm:
         {call}
@@ -106,7 +129,7 @@ try:
 except pykolo.PeerError as error:
     print(error.rank, error.cause)
 """
-    first, second = pair(tmp_path, zero, one)
+    first, second = pair(tmp_path, zero, one, connect)
     out, errors = first.communicate(timeout=LONG)
     assert (out, first.returncode) == ("interrupted\n", 0), errors
     out, errors = second.communicate(timeout=LONG)
@@ -128,7 +151,7 @@ pykolo.Communicator(rank=0, world_size=2, store="file://{tmp_path}/store")
 def test_a_handler_of_the_program_runs_while_a_call_waits(tmp_path):
     zero = f"""{INTERRUPT}
 signal.signal(signal.SIGINT, lambda *_: print("handled"))
-threading.Thread(target=interrupt, args=("_run",), daemon=True).start()
+threading.Thread(target=interrupt, args=("recv",), daemon=True).start()
 print(comm.recv(bytearray(1), 1))
 """
     first, second = pair(tmp_path, zero, "sys.stdin.readline(); comm.send(b'a', 0); comm.barrier()")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from . import _abi
+from ._errors import check
 from ._library import function
 from ._signals import keep_of_handler
 
@@ -64,11 +65,11 @@ class Callbacks:
                     return
                 time.sleep(min(pause, left))
                 pause = min(2 * pause, _LONGEST_PAUSE)
-            _reply(reply, bytes(value), len(value))
+            check(_reply(reply, bytes(value), len(value)))
 
         def claim_value(key: bytes, value: int, length: int, _timeout: int, reply: int) -> None:
             held = bytes(claim(key.decode(), ctypes.string_at(value, length)))
-            _reply(reply, held, len(held))
+            check(_reply(reply, held, len(held)))
 
         # Other processes may read and write it, for all that kolo knows.
         self.store = _abi.Store(

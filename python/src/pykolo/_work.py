@@ -85,14 +85,14 @@ class Work(Generic[T]):
 
     def wait(self, timeout: float | timedelta | None = None) -> T:
         """Waits until the operation has ended. Raises TimeoutError if that takes longer than
-        ``timeout`` seconds; the operation then goes on, as it does if a signal handler raises an
-        exception.
+        ``timeout`` seconds, which may be 0; the operation then goes on, as it does if a signal
+        handler raises an exception.
         """
         flight = self._flight
         if timeout is None:
             result = _wait(flight.handle)
         else:
-            result = _wait_timeout(flight.handle, milliseconds(timeout, "timeout"))
+            result = _wait_timeout(flight.handle, milliseconds(timeout, "timeout", 0))
         if result == _abi.IN_PROGRESS:
             raise raised_by_handler() or TimeoutError(f"the operation has not ended after {timeout} s and goes on: wait again, or cancel it")
         flight.is_over = True
