@@ -33,7 +33,7 @@ setup_packages() {
     as_root apt-get update -qq &&
         as_root apt-get install -y -qq --no-install-recommends \
             redis-server openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 slurm-wlm munge openssl \
-            python3-venv procps openssh-client openssh-server gcc g++ clang binutils pkg-config cmake make valgrind shellcheck >/dev/null
+            python3-venv python3-dev procps openssh-client openssh-server gcc g++ clang binutils pkg-config cmake make valgrind shellcheck >/dev/null
 }
 
 setup_components() {

