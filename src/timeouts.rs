@@ -318,7 +318,7 @@ pub(crate) const OPENING: Duration = Duration::from_millis(100);
 #[cfg(feature = "cuda")]
 pub(crate) const AREAS_CLOSING: Duration = Duration::from_secs(5);
 
-/// How long to wait for a device whose operation has failed.
+/// How long to wait for a stream after a failure, or before memory that it uses is freed.
 #[cfg(feature = "cuda")]
 pub(crate) const DEVICE_DRAIN: Duration = Duration::from_secs(5);
 

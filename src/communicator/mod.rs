@@ -134,7 +134,7 @@ impl Communicator {
         self.exec.state.check_process(op)
     }
 
-    /// Makes a communicator of the same ranks, or some of them, with the devices of this one.
+    /// Makes a communicator of the same ranks, fewer or more, with the devices of this one.
     fn of_same_process(&self, core: Core, info: CommInfo) -> Communicator {
         let devices = self.exec.state.devices.of_same_process();
         Communicator { exec: Executor::new(core, info, devices), job: None }

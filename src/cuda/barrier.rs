@@ -82,7 +82,8 @@ impl DeviceBarrier {
         self.is_cancelled.store(1, Ordering::Release);
     }
 
-    /// Returns the rank for which the kernel has waited, and does not any more.
+    /// Returns the rank that kept the kernel from passing the barrier; `None` also if the host has
+    /// cancelled it.
     pub(crate) fn missing(&self) -> Option<Missing> {
         let missing = self.missing.load(Ordering::Acquire);
         let rank = ((missing & !HAS_GIVEN_UP) as usize).checked_sub(1)?;

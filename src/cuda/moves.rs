@@ -130,7 +130,7 @@ impl Moves {
         header.count.store(0, Ordering::Release);
     }
 
-    /// Returns the rank for which a kernel, which is done, has waited in its barrier and then not any more.
+    /// Returns the rank that kept a kernel, which is done, from passing its barrier.
     ///
     /// # Safety
     ///

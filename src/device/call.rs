@@ -150,7 +150,7 @@ impl DeviceCall {
         }
     }
 
-    /// The call has ended: the streams that wait for it continue.
+    /// Lets the streams continue that wait for the call: it has ended, or the communicator has failed.
     pub(super) fn release(&self) {
         if let Some(handshake) = self.handshake() {
             handshake.release();

@@ -56,7 +56,8 @@ impl Graphs {
         Ok(())
     }
 
-    /// Returns the calls at which a replay has arrived, and forgets graphs that are gone.
+    /// Begins the replay that has arrived, and returns its calls, which must be run. Forgets graphs that
+    /// are gone.
     pub(super) fn next_replay(&self) -> Option<Vec<Call>> {
         if !self.is_any() {
             return None;

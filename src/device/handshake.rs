@@ -87,7 +87,8 @@ impl Handshake {
         }
     }
 
-    /// No stream comes to the call any more.
+    /// The graph is destroyed, so no stream comes to the call any more: a drop gives the words and the
+    /// memory back at once.
     pub(super) fn take_back(&self) {
         self.set_given(Given::Nothing);
         self.hold.lock().take();
@@ -120,22 +121,22 @@ impl Handshake {
         self.words.as_ref().expect("the words are the handshake's as long as it lives")
     }
 
-    /// Tells the stream's kernel what to do in a round. Returns false if the stream has been let
-    /// go: then nothing moves.
+    /// Tells the stream's kernel what to do in a round. Returns false if the stream was
+    /// released: then nothing moves.
     pub(super) fn go(&self, round: u32, task: KernelTask) -> bool {
         let is_released = self.is_released.lock();
         if !*is_released {
             let memory = self.moves.as_ref().expect("a call with kernels has memory for moves");
             // SAFETY: there is room for the most moves of the call. The kernel of an earlier round
-            // is done, and that of this one waits for the word.
+            // is done, and the stream starts that of this one only after the word.
             unsafe { Moves::write(memory.at(0), task) };
             self.words().go(round);
         }
         !*is_released
     }
 
-    /// Returns the rank for which the last kernel has waited in its barrier and then not any more. To be
-    /// called when the kernel is done.
+    /// Returns the rank that kept the last kernel from passing its barrier: it was late, or has given up.
+    /// `None` also if the host has cancelled the barrier. To be called when the kernel is done.
     pub(super) fn missing(&self) -> Option<Missing> {
         // SAFETY: it is memory for moves, which `go` has written.
         self.moves.as_ref().and_then(|memory| unsafe { Moves::missing(memory.at(0)) })

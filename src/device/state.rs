@@ -234,9 +234,11 @@ pub(super) fn finish(lane: &Lane, timeout: Duration) -> Result<()> {
     lane.join(|join| until_done(join, timeout))
 }
 
-/// Waits until a stream has done what it was given, after a failure or at the end. Returns whether
-/// it has.
+/// Waits until a stream has done what it was given, after a failure or before its memory is freed,
+/// but at most [`DEVICE_DRAIN`]. Returns whether it has.
 pub(crate) fn drain(event: &Event, stream: StreamId) -> bool {
     let drained = event.record(stream).and_then(|()| until_done(event, DEVICE_DRAIN));
-    drained.inspect_err(|error| crate::log::warn!(%error, "the work in flight on the device has failed as well")).is_ok()
+    drained
+        .inspect_err(|error| crate::log::warn!(%error, "the work in flight on the device has failed or has not ended in time"))
+        .is_ok()
 }

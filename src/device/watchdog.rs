@@ -1,5 +1,6 @@
-//! A thread that lets streams continue if the thread that runs their operation makes no progress, for
-//! example because it waits for a full pipe of the program's log. It calls no driver.
+//! A thread that lets streams continue, and ends the communicator, if the thread that runs their
+//! operation makes no progress, for example because it waits for a full pipe of the program's log. It
+//! calls no driver.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -20,6 +21,7 @@ struct Entry {
     patience: Duration,
     /// When its last step began.
     step: Mutex<Instant>,
+    /// Set at its end, or when it was late: it is not watched any more.
     has_ended: AtomicBool,
 }
 
