@@ -5,8 +5,8 @@ use std::time::Instant;
 use super::Communicator;
 use crate::error::{Cause, Error, Result, shown};
 use crate::exec::Core;
-use crate::failure::CommInfo;
 use crate::failure::shrink::agree;
+use crate::failure::{CommInfo, wait_check};
 use crate::network::fabric::Fabric;
 use crate::network::identity::random;
 use crate::timeouts::LEAST_TO_CONNECT;
@@ -40,6 +40,14 @@ impl Communicator {
     ///
     /// [`Error::Excluded`] if this rank called it too late, and the others continued without it.
     pub fn shrink(&self) -> Result<Communicator> {
+        wait_check::begin();
+        self.try_to_shrink().map_err(|error| match wait_check::has_stopped() {
+            true => Error::Aborted { op: Op::Connect, seq: 0 },
+            false => error,
+        })
+    }
+
+    fn try_to_shrink(&self) -> Result<Communicator> {
         let began = Instant::now();
         self.exec.state.check_process(Op::Connect)?;
         let core = self.exec.state.end_by_shrink();
@@ -64,7 +72,7 @@ impl Communicator {
                         None => next,
                     });
                 }
-                Err(error @ Error::Peer { .. }) if !left.is_zero() => {
+                Err(error @ Error::Peer { .. }) if !left.is_zero() && !wait_check::has_stopped() => {
                     crate::log::info!(%error, "survivors of a failure have failed, too");
                     let culprits: Vec<Rank> = error.culprit().into_iter().collect();
                     let (fabric, fewer) = survivors(next.fabric(), &info, &culprits, began)?;

@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 use super::control::{ControlChannel, QueryError, ask_all};
 use super::message::{Decision, Query, Reply};
 use super::status::CommStatus;
+use super::wait_check;
 use crate::timeouts::{
     SHRINK_AFTER_DEADLINE, SHRINK_ASK_AGAIN, SHRINK_CALL_AGAIN, SHRINK_JOIN, SHRINK_OUT_OF_REACH, SHRINK_QUERY,
 };
@@ -41,7 +42,7 @@ enum View {
 }
 
 /// Agrees with the other ranks on those that continue. The decision is empty if the ranks do not
-/// agree in time. `culprits` get less time to join than other ranks, which have until the deadline.
+/// agree in time, or if the wait check says no. `culprits` get less time to join than other ranks, which have until the deadline.
 pub(crate) fn agree(status: &CommStatus, culprits: &[Rank], nonce: u64, deadline: Instant) -> Decision {
     let Some(control) = status.control() else { return Decision { nonce, members: vec![status.rank] } };
     status.shrink.lock().shrinks = true;
@@ -55,7 +56,7 @@ pub(crate) fn agree(status: &CommStatus, culprits: &[Rank], nonce: u64, deadline
         if let Some(decision) = &status.shrink.lock().decision {
             return decision.clone();
         }
-        if Instant::now() >= deadline + SHRINK_AFTER_DEADLINE {
+        if Instant::now() >= deadline + SHRINK_AFTER_DEADLINE || wait_check::go_on().is_err() {
             return Decision { nonce, members: Vec::new() };
         }
         if called.elapsed() >= SHRINK_CALL_AGAIN {

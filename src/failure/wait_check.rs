@@ -176,6 +176,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_shrink_ends_when_the_check_says_no() {
+        let ranks = Communicator::in_process(2).unwrap();
+        ranks[1].abort();
+        let count = Cell::new(0);
+        set_wait_check(Some(Box::new(move || {
+            count.set(count.get() + 1);
+            count.get() < 2
+        })));
+        // Rank 1 lives, and does not shrink.
+        let shrunk = ranks[0].shrink();
+        set_wait_check(None);
+        assert!(matches!(shrunk, Err(Error::Aborted { .. })), "{shrunk:?}");
+    }
+
     /// A check may wait for the lock of an interpreter, so short waits do not ask.
     #[test]
     fn many_waits_ask_no_more_often_than_a_long_one() {
