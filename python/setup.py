@@ -56,7 +56,7 @@ def built():
     return folder
 
 
-# For every Python from 3.11. Nothing here compiles C for Windows on another system.
+# Nothing here compiles C for Windows on another system.
 FAST = Extension(
     "pykolo._fast",
     ["src/pykolo/_fast.c"],

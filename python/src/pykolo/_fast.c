@@ -3,9 +3,8 @@
  * all that is wrong. */
 
 #define PY_SSIZE_T_CLEAN
-#ifndef Py_GIL_DISABLED
+/* The stable ABI of Python 3.11, which the builds without the interpreter's lock do not have. */
 #define Py_LIMITED_API 0x030b0000
-#endif
 #include <Python.h>
 #include <string.h>
 
@@ -391,10 +390,4 @@ static PyMethodDef functions[] = {
 };
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_fast", NULL, -1, functions, NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__fast(void) {
-  PyObject *module = PyModule_Create(&definition);
-#ifdef Py_GIL_DISABLED
-  if (module) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
-#endif
-  return module;
-}
+PyMODINIT_FUNC PyInit__fast(void) { return PyModule_Create(&definition); }

@@ -14,7 +14,7 @@ from ._errors import ArgumentError
 
 # The field of each setting, with its type.
 _FIELDS: dict[str, tuple[str, Any]] = {
-    name.removesuffix("_ms"): (name, kind) for name, kind in _abi.Config._fields_ if name not in ("size", "version")
+    field[0].removesuffix("_ms"): (field[0], field[1]) for field in _abi.Config._fields_ if field[0] not in ("size", "version")
 }
 # The limits of numbers, where they are lower than those of the type.
 _RANGES = {"sockets": (1, 64)}
