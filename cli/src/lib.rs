@@ -8,6 +8,7 @@ mod bench;
 #[allow(dead_code, reason = "the trainer in examples/resnet uses more of it")]
 mod chart;
 mod compare;
+mod completions;
 mod doctor;
 mod files;
 mod foreign;
@@ -61,6 +62,11 @@ enum Command {
     Top(top::Args),
     /// Compare kolo with other libraries and with the limits of the machine, in interleaved rounds
     Compare(compare::Args),
+    /// Print what a shell needs to complete the command line of this program
+    Completions(completions::Args),
+    /// Write the man pages, one for each command
+    #[command(hide = true)]
+    Man(completions::ManArgs),
     /// Run as the process that ends the ranks of a launcher that was killed
     #[command(hide = true)]
     Guard(run::GuardArgs),
@@ -218,8 +224,17 @@ fn command(cli: Cli) -> ExitCode {
         complain(&format!("kolo: {error}"));
         return if matches!(cli.command, Command::Run(_)) { ExitCode::from(run::LAUNCHER_FAILED) } else { ExitCode::FAILURE };
     }
-    // Ranks warn by themselves, and `kolo doctor` lists the variables.
-    if !matches!(cli.command, Command::Bench(_) | Command::Doctor(_) | Command::Guard(_) | Command::Agent | Command::Compete(_)) {
+    // Ranks warn by themselves, `kolo doctor` lists the variables, and a shell asks for completions when it
+    // starts.
+    if !matches!(
+        cli.command,
+        Command::Bench(_)
+            | Command::Doctor(_)
+            | Command::Completions(_)
+            | Command::Guard(_)
+            | Command::Agent
+            | Command::Compete(_)
+    ) {
         warn_of_unknown_variables();
     }
     let result = match cli.command {
@@ -236,6 +251,11 @@ fn command(cli: Cli) -> ExitCode {
         Command::Trace(args) => trace::trace(&args),
         Command::Top(args) => top::top(&args).map_err(Failure::Other),
         Command::Compare(args) => return ended(compare::compare(&args)),
+        Command::Completions(args) => {
+            completions::print(&args);
+            Ok(())
+        }
+        Command::Man(args) => completions::write_pages(&args).map_err(Failure::Other),
         Command::Compete(args) => compare::compete(&args).map_err(Failure::Other),
     };
     ended(result.map(|()| None))

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, ValueHint};
 
 use crate::units::duration;
 
@@ -67,7 +67,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "grace")]
     pub(super) keep_going: bool,
     /// The program and its arguments; `bench ...` is the built-in command
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM", value_hint = ValueHint::CommandWithArguments)]
     pub(super) program: Vec<OsString>,
 }
 

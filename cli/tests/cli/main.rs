@@ -9,6 +9,7 @@ mod namespaces;
 mod bench;
 mod c;
 mod compare;
+mod completions;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 mod cuda;
 mod doctor;

@@ -236,7 +236,7 @@ impl Pty {
         }
     }
 
-    fn press(&mut self, key: &str) {
+    pub(crate) fn press(&mut self, key: &str) {
         self.keyboard.write_all(key.as_bytes()).unwrap();
     }
 }

@@ -1,0 +1,2 @@
+# Completions of kolo for fish, from the kolo in PATH.
+kolo completions fish | source
