@@ -93,9 +93,10 @@ impl Arena {
     }
 
     /// Starts a contestant and waits until all its ranks have connected, or the comparison is over.
-    pub(super) fn enter(&mut self, contestant: Contestant, is_over: &dyn Fn() -> bool) -> Result<(), String> {
+    /// Returns its versions, as [`Contestant::prepare`].
+    pub(super) fn enter(&mut self, contestant: Contestant, is_over: &dyn Fn() -> bool) -> Result<Option<String>, String> {
         let folder = self.folder.path();
-        contestant.prepare(folder, is_over)?;
+        let versions = contestant.prepare(folder, is_over)?;
         let children = contestant.start(self.ranks, folder, Some(&folder.join("socket")))?;
         let mut entered = Entered { contestant, children: Started(children), ranks: Vec::new() };
         let deadline = Instant::now() + START;
@@ -128,7 +129,7 @@ impl Arena {
         }
         entered.ranks = ranks.into_iter().flatten().collect();
         self.entered.push(entered);
-        Ok(())
+        Ok(versions)
     }
 
     /// Returns the times of the iterations in seconds. Each is the time of the slowest rank.

@@ -23,7 +23,8 @@ pub(crate) struct Args {
     /// How many ranks of each contestant
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(2..=256), default_value = "2")]
     pub(super) ranks: u32,
-    /// The other contestants; bounds are those of the machine for this operation
+    /// The other contestants; bounds are those of the machine for this operation, and mpi4py is pykolo
+    /// beside mpi4py on each MPI in PATH
     #[arg(
         long = "with",
         value_delimiter = ',',

@@ -1,7 +1,9 @@
 //! The contestants, and how each is started.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use super::system;
@@ -23,6 +25,10 @@ pub(super) enum Contestant {
     OpenMpiTcp,
     Mpich,
     MpichTcp,
+    /// kolo from Python, with numpy.
+    Pykolo,
+    Mpi4pyOpenMpi,
+    Mpi4pyMpich,
     /// Each rank copies the same number of bytes from memory to memory.
     Copy,
     /// The same with non-temporal stores.
@@ -40,7 +46,7 @@ pub(super) enum Contestant {
 
 use Contestant::*;
 
-const ALL: [Contestant; 16] = [
+const ALL: [Contestant; 19] = [
     Kolo,
     KoloRegistered,
     KoloBf16,
@@ -51,6 +57,9 @@ const ALL: [Contestant; 16] = [
     OpenMpiTcp,
     Mpich,
     MpichTcp,
+    Pykolo,
+    Mpi4pyOpenMpi,
+    Mpi4pyMpich,
     Copy,
     Stream,
     Scale,
@@ -58,6 +67,9 @@ const ALL: [Contestant; 16] = [
     RoundTrip,
     Futex,
 ];
+
+/// Options of Open MPI's launcher.
+const OPEN_MPI: [&str; 2] = ["--allow-run-as-root", "--oversubscribe"];
 
 const ALL_REDUCE: Task = Task::Question(Subject::Operation(Operation::AllReduce));
 const BARRIER: Task = Task::Question(Subject::Operation(Operation::Barrier));
@@ -75,6 +87,9 @@ impl Contestant {
             OpenMpiTcp => "openmpi-tcp",
             Mpich => "mpich",
             MpichTcp => "mpich-tcp",
+            Pykolo => "pykolo",
+            Mpi4pyOpenMpi => "mpi4py-openmpi",
+            Mpi4pyMpich => "mpi4py-mpich",
             Copy => "copy",
             Stream => "stream",
             Scale => "scale",
@@ -86,7 +101,7 @@ impl Contestant {
 
     /// Returns what can be named on the command line.
     pub(super) fn names() -> impl Iterator<Item = &'static str> {
-        ["bounds"].into_iter().chain(ALL.into_iter().map(Contestant::name))
+        ["bounds", "mpi4py"].into_iter().chain(ALL.into_iter().map(Contestant::name))
     }
 
     pub(super) fn from_name(name: &str) -> Option<Contestant> {
@@ -103,6 +118,7 @@ impl Contestant {
             ("bounds", BARRIER) => vec![RoundTrip, Futex],
             ("bounds", ALL_REDUCE) => vec![KoloRegistered, KoloBf16, Copy, Stream, Scale, RoundTrip],
             ("bounds", _) => vec![Copy, Stream],
+            ("mpi4py", _) => vec![Pykolo, Mpi4pyOpenMpi, Mpi4pyMpich],
             _ => vec![Contestant::from_name(name).ok_or_else(|| format!("{name} is unknown"))?],
         };
         for contestant in &contestants {
@@ -114,7 +130,9 @@ impl Contestant {
     /// Returns an error if the contestant does not do this task.
     fn check(self, tcp: bool, task: Task) -> Result<(), String> {
         let why = match self {
-            KoloRegistered | KoloBf16 | DeepSpeed if tcp => "is measured in shared memory only",
+            KoloRegistered | KoloBf16 | DeepSpeed | Pykolo | Mpi4pyOpenMpi | Mpi4pyMpich if tcp => {
+                "is measured in shared memory only"
+            }
             KoloRegistered | KoloBf16 | DeepSpeed if task != ALL_REDUCE => "is for all_reduce only",
             Copy | Stream | Scale | Exchange | RoundTrip | Futex if task == Task::Start => "is a bound of operations",
             Copy | Stream | Scale | Exchange | RoundTrip if task == Task::Question(Subject::Overlap) => {
@@ -131,25 +149,84 @@ impl Contestant {
     }
 
     /// Prepares the start of the contestant from this folder, unless the comparison is over before.
-    pub(super) fn prepare(self, folder: &Path, is_over: &dyn Fn() -> bool) -> Result<(), String> {
-        if matches!(self, Gloo | DeepSpeed | OpenMpi | OpenMpiTcp | Mpich | MpichTcp) {
+    /// Returns the versions of a contestant in Python.
+    pub(super) fn prepare(self, folder: &Path, is_over: &dyn Fn() -> bool) -> Result<Option<String>, String> {
+        if matches!(self, Gloo | DeepSpeed | OpenMpi | OpenMpiTcp | Mpich | MpichTcp | Pykolo | Mpi4pyOpenMpi | Mpi4pyMpich) {
             system::check_peers()?;
         }
         match self {
-            Futex => system::check_futex(),
-            Gloo => prepare_python(is_over, folder, "import torch.distributed", "pip install torch"),
-            // The first use compiles its operation, which takes longer than a start may take.
-            DeepSpeed => prepare_python(
-                is_over,
-                folder,
-                "from deepspeed.accelerator import get_accelerator as get; get().create_op_builder('ShareMemCommBuilder').load()",
-                "pip install torch ninja, then pip install --no-build-isolation deepspeed, with a C++ compiler",
-            ),
-            OpenMpi | OpenMpiTcp => {
-                compile(is_over, &self.program(folder), "mpicc.openmpi", "apt install openmpi-bin libopenmpi-dev")
+            Futex => system::check_futex()?,
+            Gloo => {
+                let trial = "import torch, torch.distributed; print('PyTorch', torch.__version__)";
+                return prepare_python(is_over, folder, trial, "pip install torch").map(Some);
             }
-            Mpich | MpichTcp => compile(is_over, &self.program(folder), "mpicc.mpich", "apt install mpich libmpich-dev"),
-            _ => Ok(()),
+            DeepSpeed => {
+                // The first use compiles its operation, which takes longer than a start may take.
+                let trial = "import deepspeed, sys; from deepspeed.accelerator import get_accelerator as get; \
+                             get().create_op_builder('ShareMemCommBuilder').load(); print('DeepSpeed', deepspeed.__version__)";
+                let advice = "pip install torch ninja, then pip install --no-build-isolation deepspeed, with a C++ compiler";
+                return prepare_python(is_over, folder, trial, advice).map(Some);
+            }
+            Pykolo => {
+                let trial = "import numpy, pykolo; print('pykolo', pykolo.__version__, 'numpy', numpy.__version__)";
+                return prepare_python(is_over, folder, trial, "pip install numpy pykolo").map(Some);
+            }
+            Mpi4pyOpenMpi | Mpi4pyMpich => return self.prepare_mpi4py(is_over, folder).map(Some),
+            OpenMpi | OpenMpiTcp => {
+                compile(is_over, &self.program(folder), "mpicc.openmpi", "apt install openmpi-bin libopenmpi-dev")?;
+            }
+            Mpich | MpichTcp => compile(is_over, &self.program(folder), "mpicc.mpich", "apt install mpich libmpich-dev")?,
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    /// Finds the first launcher of this MPI in `PATH`, and a Python in which mpi4py uses that MPI: the
+    /// one in the launcher's folder, or the first in `PATH`. An MPI of PyPI is beside its Python.
+    fn prepare_mpi4py(self, is_over: &dyn Fn() -> bool, folder: &Path) -> Result<String, String> {
+        // Open MPI 4 calls its launcher OpenRTE.
+        let (versions, package, options): (&[&str], &str, &[&str]) = match self {
+            Mpi4pyOpenMpi => (&["Open MPI", "OpenRTE"], "openmpi", &OPEN_MPI),
+            _ => (&["HYDRA"], "mpich", &[]),
+        };
+        let advice = format!("pip install numpy mpi4py {package}, and run with the folder of that Python in PATH");
+        let paths = std::env::var_os("PATH").unwrap_or_default();
+        let folders = std::env::split_paths(&paths);
+        let launchers =
+            folders.flat_map(|folder| ["mpiexec".to_owned(), format!("mpiexec.{package}")].map(|name| folder.join(name)));
+        let mut problem = format!("no mpiexec of it is in PATH; {advice}");
+        for launcher in launchers.filter(|path| path.is_file()) {
+            let version = output(Command::new(&launcher).arg("--version"), is_over);
+            let version = version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+            if !versions.iter().any(|name| version.contains(name)) {
+                continue;
+            }
+            for python in [launcher.with_file_name("python3"), PathBuf::from("python3")] {
+                let found = Mpi { launcher: launcher.clone(), options, python };
+                // With another MPI each rank would be alone.
+                let trial = "import mpi4py, numpy; from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2, 'mpi4py uses another MPI'; \
+                             print('mpi4py', mpi4py.__version__, 'numpy', numpy.__version__, MPI.Get_library_version().split(',')[0].split('\\n')[0]) \
+                             if MPI.COMM_WORLD.rank == 0 else None";
+                match tried(&mut found.command(2, &["-c".as_ref(), trial.as_ref()]), is_over) {
+                    Ok(versions) => {
+                        write_peer(folder, "arrays.py", include_str!("../../peers/arrays.py"))?;
+                        let _ = self.mpi().map(|slot| slot.set(found));
+                        return Ok(versions);
+                    }
+                    Err(why) => problem = format!("{}: {why}; {advice}", launcher.display()),
+                }
+            }
+        }
+        Err(problem)
+    }
+
+    /// Returns where [`Contestant::prepare`] leaves what it has found.
+    fn mpi(self) -> Option<&'static OnceLock<Mpi>> {
+        static FOUND: [OnceLock<Mpi>; 2] = [const { OnceLock::new() }; 2];
+        match self {
+            Mpi4pyOpenMpi => Some(&FOUND[0]),
+            Mpi4pyMpich => Some(&FOUND[1]),
+            _ => None,
         }
     }
 
@@ -164,7 +241,7 @@ impl Contestant {
             Gloo | DeepSpeed => return self.start_python(ranks, folder, socket),
             OpenMpi | OpenMpiTcp => {
                 let mut command = Command::new("mpirun.openmpi");
-                command.args(["--allow-run-as-root", "--oversubscribe"]);
+                command.args(OPEN_MPI);
                 if self == OpenMpiTcp {
                     command.args(["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]);
                 }
@@ -177,6 +254,16 @@ impl Contestant {
                     command.env("MPIR_CVAR_NOLOCAL", "1").env("MPIR_CVAR_CH4_SHM_ENABLE", "0").env("UCX_TLS", "tcp,self");
                 }
                 command.args(["-n", &ranks.to_string()]).arg(self.program(folder));
+                command
+            }
+            Mpi4pyOpenMpi | Mpi4pyMpich => {
+                let found = self.mpi().and_then(OnceLock::get).ok_or("it is not prepared")?;
+                found.command(ranks, &[folder.join("arrays.py").as_os_str()])
+            }
+            Pykolo => {
+                let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+                let mut command = Command::new(program);
+                command.args(["run", "-n", &ranks.to_string(), "--", "python3"]).arg(folder.join("arrays.py"));
                 command
             }
             Kolo | KoloRegistered | KoloBf16 | KoloTcp | Copy | Stream | Scale | Exchange | RoundTrip | Futex => {
@@ -205,6 +292,24 @@ impl Contestant {
     }
 }
 
+/// The MPI of a Python's mpi4py.
+#[derive(Debug)]
+struct Mpi {
+    launcher: PathBuf,
+    options: &'static [&'static str],
+    python: PathBuf,
+}
+
+impl Mpi {
+    /// Returns a command that runs Python with these arguments on so many ranks.
+    fn command(&self, ranks: usize, arguments: &[&OsStr]) -> Command {
+        let mut command = Command::new(&self.launcher);
+        command.args(self.options).args(["-n", &ranks.to_string()]).arg(&self.python).args(arguments);
+        command.env("OMP_NUM_THREADS", "1");
+        command
+    }
+}
+
 fn spawn(command: &mut Command) -> Result<Child, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     // Ctrl-C is for this process, which reports what it has measured.
@@ -218,7 +323,7 @@ pub(super) const OVER: &str = "the comparison was over";
 /// Runs a command to its end, or until the comparison is over.
 fn output(command: &mut Command, is_over: &dyn Fn() -> bool) -> std::io::Result<Output> {
     become_independent(command);
-    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let process = Process::new(&child);
     let reader = std::thread::spawn(move || child.wait_with_output());
     let mut is_stopped = false;
@@ -249,14 +354,22 @@ fn python() -> Command {
     command
 }
 
-fn prepare_python(is_over: &dyn Fn() -> bool, folder: &Path, trial: &str, advice: &str) -> Result<(), String> {
-    let output = output(python().args(["-c", trial]), is_over);
-    let output = output.map_err(|error| format!("python3: {error}; {advice}, and run where `python3` is that Python"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let last = said.trim_end().lines().last().unwrap_or_default();
-        return Err(format!("python3 says: {last}; {advice}, and run where `python3` is that Python"));
-    }
-    let source = include_str!("../../peers/gloo.py");
-    std::fs::write(folder.join("gloo.py"), source).map_err(|error| error.to_string())
+/// Runs a trial, and returns its output; an error is the last line of what it complains.
+fn tried(command: &mut Command, is_over: &dyn Fn() -> bool) -> Result<String, String> {
+    let output = output(command, is_over).map_err(|error| error.to_string())?;
+    let said = if output.status.success() { &output.stdout } else { &output.stderr };
+    let said = String::from_utf8_lossy(said).trim_end().lines().last().unwrap_or_default().to_owned();
+    if output.status.success() { Ok(said) } else { Err(said) }
+}
+
+fn prepare_python(is_over: &dyn Fn() -> bool, folder: &Path, trial: &str, advice: &str) -> Result<String, String> {
+    let versions = tried(python().args(["-c", trial]), is_over)
+        .map_err(|why| format!("python3: {why}; {advice}, and run where `python3` is that Python"))?;
+    write_peer(folder, "gloo.py", include_str!("../../peers/gloo.py"))?;
+    write_peer(folder, "arrays.py", include_str!("../../peers/arrays.py"))?;
+    Ok(versions)
+}
+
+fn write_peer(folder: &Path, name: &str, source: &str) -> Result<(), String> {
+    std::fs::write(folder.join(name), source).map_err(|error| error.to_string())
 }

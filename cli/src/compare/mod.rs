@@ -145,11 +145,12 @@ fn operate(run: &Run<'_>, folder: Folder, subject: Subject, contestants: Vec<Con
         if run.is_over() {
             break;
         }
-        if let Err(why) = entered {
-            if contestant.is_kolo() && arena.is_empty() {
+        match entered {
+            Ok(versions) => versions.iter().for_each(|versions| remark(&format!("{}: {versions}", contestant.name()))),
+            Err(why) if contestant.is_kolo() && arena.is_empty() => {
                 return Err(format!("{} cannot take part: {why}", contestant.name()));
             }
-            remark(&format!("NOT RUN: {}: {why}", contestant.name()));
+            Err(why) => remark(&format!("NOT RUN: {}: {why}", contestant.name())),
         }
     }
     let sizes = match subject {

@@ -23,13 +23,16 @@ pub(super) fn compare(run: &Run<'_>, folder: &Folder, contestants: Vec<Contestan
         progress.show(|| format!("starting {}", contestant.name()));
         // The first start shows whether the contestant works, and loads its files into memory.
         let prepared = contestant.prepare(folder.path(), &|| run.is_over());
-        let started = prepared.and_then(|()| start(run, contestant, folder.path()));
+        let started = prepared.and_then(|versions| start(run, contestant, folder.path()).map(|_| versions));
         progress.clear();
         if run.is_over() {
             break;
         }
         match started {
-            Ok(_) => present.push(contestant),
+            Ok(versions) => {
+                versions.iter().for_each(|versions| remark(&format!("{}: {versions}", contestant.name())));
+                present.push(contestant);
+            }
             Err(why) if present.is_empty() => return Err(format!("{} cannot take part: {why}", contestant.name())),
             Err(why) => remark(&format!("NOT RUN: {}: {why}", contestant.name())),
         }
