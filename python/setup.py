@@ -1,5 +1,7 @@
 """Builds pykolo: the module, with the program kolo, the shared library and its header.
 
+The wheel also has the program's man pages, and its completions for bash, zsh and fish.
+
 cargo builds them from the repository around this folder, or from `kolo` inside it in a source
 distribution. KOLO_BUILT=FOLDER uses a folder with the program and the library in place of cargo.
 
@@ -8,18 +10,21 @@ headers, the package has the long way alone. CC and LDSHARED name a compiler and
 machine, as scripts/wheels.sh does.
 
 KOLO_FEATURES lists the features of the build; the default is "cuda", which needs nothing of CUDA to
-build or to start. KOLO_PLATFORM names the platform of the wheel, in place of this machine's.
+build or to start. KOLO_PLATFORM names the platform of the wheel, in place of this machine's. KOLO_MAN
+is a folder with the man pages, for a program that does not run on this machine.
 """
 
 import functools
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 from distutils.command.build_scripts import build_scripts
+from distutils.command.install_data import install_data
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str((HERE / "kolo" if (HERE / "kolo").is_dir() else HERE.parent) / "scripts"))
@@ -101,10 +106,42 @@ class BuildProgram(build_scripts):
         (into / PROGRAM).chmod(0o755)
 
 
+class WithData(WithLibrary):
+    """Has files for shells and for `man`, which InstallData finds."""
+
+    data_files = []
+
+    def has_data_files(self):
+        return not IS_WINDOWS
+
+
+class InstallData(install_data):
+    """Adds man pages and completions where shells and `man` look for them."""
+
+    def run(self):
+        pages = os.environ.get("KOLO_MAN") or str(HERE / "build" / "man")
+        if pages != os.environ.get("KOLO_MAN"):
+            subprocess.run([built() / PROGRAM, "man", pages], check=True)
+        completions = REPOSITORY / "cli" / "completions"
+        self.data_files = [
+            ("share/man/man1", sorted(map(str, Path(pages).iterdir()))),
+            ("share/bash-completion/completions", [str(completions / "kolo")]),
+            ("share/zsh/site-functions", [str(completions / "_kolo")]),
+            ("share/fish/vendor_completions.d", [str(completions / "kolo.fish")]),
+        ]
+        super().run()
+
+
 setup(
     version=VERSION,
     scripts=[PROGRAM],
     ext_modules=[FAST] if IS_WINDOWS == (sys.platform == "win32") else [],
-    distclass=WithLibrary,
-    cmdclass={"build_py": BuildPython, "build_scripts": BuildProgram, "bdist_wheel": PlatformWheel, "sdist": WithSources},
+    distclass=WithData,
+    cmdclass={
+        "build_py": BuildPython,
+        "build_scripts": BuildProgram,
+        "install_data": InstallData,
+        "bdist_wheel": PlatformWheel,
+        "sdist": WithSources,
+    },
 )

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds a Debian package with the program kolo and the C library: target/debian/kolo_*.deb. Needs
-# cargo and cargo-deb (cargo install cargo-deb).
+# Builds a Debian package with the program kolo, its man pages and completions, and the C library:
+# target/debian/kolo_*.deb. Needs cargo and cargo-deb (cargo install cargo-deb).
 #
 #     scripts/debian.sh
 #
@@ -15,19 +15,8 @@ if [ $# != 0 ]; then
 fi
 cd "$(dirname "$0")/.."
 
-built=${CARGO_TARGET_DIR:-target}/dist
 staged=${CARGO_TARGET_DIR:-target}/release/debian
-if [ -z "${BUILT:-}" ]; then
-    features=
-    for feature in $(echo "${FEATURES-cuda}" | tr , ' '); do
-        features=$features,kolo-capi/$feature,kolo-cli/$feature
-    done
-    cargo build --profile dist --package kolo-capi --package kolo-cli --features "${features#,}"
-    BUILT=$built
-fi
 rm -rf "$staged"
-mkdir -p "$staged/usr/bin" target/debian
-BUILT=$BUILT DESTDIR=$staged scripts/install.sh /usr
-install -m 755 "$BUILT/kolo" "$staged/usr/bin/kolo"
-strip --strip-debug "$staged/usr/bin/kolo"
+mkdir -p target/debian
+PROGRAM=1 DESTDIR=$staged scripts/install.sh /usr
 cargo deb --package kolo-cli --no-build --no-strip --output target/debian/

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds the C library and installs it under a prefix: the header, the static and the shared
-# library, kolo.pc for pkg-config and a package for CMake. The prefix can be moved later. Needs
-# cargo alone; for Windows also llvm-dlltool, of LLVM, for the import library of Microsoft's linker.
+# library, kolo.pc for pkg-config and a package for CMake; with PROGRAM=1 also the program kolo, its
+# man pages, and its completions for bash, zsh and fish. The prefix can be moved later. Needs cargo
+# alone; for Windows also llvm-dlltool, of LLVM, for the import library of Microsoft's linker.
 #
 #     scripts/install.sh PREFIX
 #
@@ -15,7 +16,8 @@
 #             default: this machine's
 #   FEATURES  features of the library: cuda, redis, tls; default: cuda, which needs nothing of CUDA
 #             to build or to start
-#   BUILT     a folder with libraries that cargo has built already; the script then builds nothing
+#   PROGRAM   1 to install the program, too
+#   BUILT     a folder with what cargo has built already; the script then builds nothing
 set -eu
 
 if [ $# != 1 ] || [ -z "$1" ]; then
@@ -61,9 +63,16 @@ case $profile in
     *) built=$profile ;;
 esac
 built=${BUILT:-${CARGO_TARGET_DIR:-target}/${TARGET:+$TARGET/}$built}
-# No words, if there is no TARGET.
-# shellcheck disable=SC2086
-[ -n "${BUILT:-}" ] || cargo build --package kolo-capi --profile "$profile" --features "${FEATURES-cuda}" ${TARGET:+--target $TARGET}
+crates=kolo-capi
+[ -z "${PROGRAM:-}" ] || crates="kolo-capi kolo-cli"
+if [ -z "${BUILT:-}" ]; then
+    for crate in $crates; do
+        set -- "$@" --package "$crate"
+        for feature in $(echo "${FEATURES-cuda}" | tr , ' '); do set -- "$@" --features "$crate/$feature"; done
+    done
+    shift
+    cargo build --profile "$profile" "$@" ${TARGET:+--target "$TARGET"}
+fi
 version=$(cargo pkgid --package kolo-capi | sed 's/.*[#@]//')
 case $version in
     0.*) abi=${version%.*} ;;
@@ -122,6 +131,21 @@ else
     ln -sf "$name" "$lib/$library"
 fi
 [ "$strip" = 0 ] || "$strip" $debug "$lib/libkolo.a" "$lib/$shared"
+
+if [ -n "${PROGRAM:-}" ]; then
+    share=$to/share
+    mkdir -p "$to/bin" "$share/bash-completion/completions" "$share/zsh/site-functions" "$share/fish/vendor_completions.d"
+    for program in "$built/kolo" "$built/kolo.exe"; do
+        [ -f "$program" ] || continue
+        install -m 755 "$program" "$to/bin/"
+        [ "$strip" = 0 ] || "$strip" $debug "$to/bin/${program##*/}"
+    done
+    install -m 644 cli/completions/kolo "$share/bash-completion/completions/"
+    install -m 644 cli/completions/_kolo "$share/zsh/site-functions/"
+    install -m 644 cli/completions/kolo.fish "$share/fish/vendor_completions.d/"
+    # A program for another machine does not run here.
+    "$built/kolo" man "$share/man/man1" || echo "$0: there are no man pages" >&2
+fi
 
 for file in kolo-config.cmake kolo-config-version.cmake; do
     sed -e "s|@up@|$up|g" -e "s|@shared@|$shared|g" -e "s|@soname@|$soname|g" -e "s|@libraries@|$targets|g" \

@@ -6,9 +6,10 @@
 #
 # The wheels are for every Python from 3.10, and those of torch_kolo for every PyTorch from 2.7. x86_64
 # and aarch64 are Linux with glibc 2.28 or newer (py3-none-manylinux_2_28); zig links against that
-# glibc, also for the other architecture. windows is Windows on x86-64 (py3-none-win_amd64), and needs
-# mingw-w64. Needs cargo, rustup, python3 with its headers and the network; installs its tools into
-# target/wheels.
+# glibc, also for the other architecture. x86_64-musl and aarch64-musl are Linux with musl, such as
+# Alpine (py3-none-musllinux_1_2), for pykolo alone, because PyTorch has no wheels for musl. windows is
+# Windows on x86-64 (py3-none-win_amd64), and needs mingw-w64. Needs cargo, rustup, python3 with its
+# headers and the network; installs its tools into target/wheels.
 #
 # Variables:
 #   PACKAGES  python, torch; default: both
@@ -27,6 +28,9 @@ PATH=$tools/bin:$PATH
 read -ra packages <<<"${PACKAGES-python torch}"
 crates=(kolo-capi)
 case " ${packages[*]} " in *" python "*) crates+=(kolo-cli) ;; esac
+# What a platform cannot run here, it cannot ask for its man pages: another platform's are the same.
+pages=$tools/man
+rm -rf "$pages"
 features=()
 for crate in "${crates[@]}"; do
     features+=(--package "$crate")
@@ -47,22 +51,33 @@ for platform in "${platforms[@]}"; do
         target=x86_64-pc-windows-gnu
         rustup target add $target
         cargo build --profile dist "${features[@]}" --target $target
-        library=kolo.dll tag=win_amd64
+        library=kolo.dll tag=win_amd64 c=
+    elif [ "${platform%-musl}" != "$platform" ]; then
+        target=${platform%-musl}-unknown-linux-musl
+        rustup target add "$target"
+        # A shared library needs a shared musl.
+        RUSTFLAGS="$RUSTFLAGS -C target-feature=-crt-static" cargo zigbuild --profile dist "${features[@]}" --target "$target"
+        library=libkolo.so tag=musllinux_1_2_${platform%-musl} c=${platform%-musl}-linux-musl
     else
         target=$platform-unknown-linux-gnu
         rustup target add "$target"
         cargo zigbuild --profile dist "${features[@]}" --target "$target.2.28"
-        library=libkolo.so tag=manylinux_2_28_$platform
+        library=libkolo.so tag=manylinux_2_28_$platform c=$platform-linux-gnu.2.28
     fi
     # zig compiles C for Linux. Debian keeps a part of Python's headers, which fit all, in a folder of the
     # machine.
     mkdir -p "$tools/include"
-    ln -sfn "/usr/include/$(uname -m)-linux-gnu" "$tools/include/$platform-linux-gnu"
-    cc="$tools/bin/python -m ziglang cc -target $platform-linux-gnu.2.28 -idirafter $tools/include"
+    ln -sfn "/usr/include/$(uname -m)-linux-gnu" "$tools/include/${platform%-musl}-linux-gnu"
+    cc="$tools/bin/python -m ziglang cc -target $c -idirafter $tools/include"
     built=$(realpath "${CARGO_TARGET_DIR:-target}/$target/dist")
     for package in "${packages[@]}"; do
+        case $package-$platform in
+            torch-*-musl) continue ;;
+            python-windows) ;;
+            python-*) "$built/kolo" man "$pages" 2>/dev/null || [ -d "$pages" ] || cargo run --package kolo-cli -- man "$pages" ;;
+        esac
         rm -rf "$package/build"
-        CC=$cc LDSHARED="$cc -shared" KOLO_BUILT=$built KOLO_LIBRARY=$built/$library KOLO_PLATFORM=$tag \
+        CC=$cc LDSHARED="$cc -shared" KOLO_BUILT=$built KOLO_LIBRARY=$built/$library KOLO_PLATFORM=$tag KOLO_MAN=$pages \
             python -m build --wheel "$package"
     done
 done
