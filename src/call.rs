@@ -13,7 +13,7 @@ use crate::reduce::Kernel;
 use crate::schedule::{Blocks, Problem, Racks};
 use crate::types::List::{Received, Sent};
 use crate::types::Part::{self, All, AllAtRoot, AllOf, Nothing, One, OneAtRoot, OwnOf};
-use crate::types::{DType, Descriptor, Element, Op, Rank, ReduceOp, operations, shape_of};
+use crate::types::{DType, Descriptor, Element, Op, Rank, ReduceOp, Tag, operations, shape_of};
 
 /// More than any process can address: a larger count is a mistake, and is refused before it causes
 /// a fault.
@@ -27,6 +27,8 @@ pub(crate) struct Call {
     pub(crate) on_behalf_of: Option<Op>,
     pub(crate) dtype: DType,
     pub(crate) redop: Option<ReduceOp>,
+    /// The tag of a message; 0 for one without.
+    pub(crate) tag: Tag,
     /// The root, or the peer.
     pub(crate) root: Rank,
     /// Elements of the buffer, or of one rank's block.
@@ -141,6 +143,7 @@ impl Call {
             source: None,
             dtype,
             redop: None,
+            tag: 0,
             root: 0,
             count: 0,
             send: RawSlice::EMPTY,
@@ -225,7 +228,8 @@ impl Call {
             redop: self.redop,
             root: self.op.has_root().then_some(self.root as u32),
             count: counts.map_or(self.count, Counts::total) as u64,
-            shape: counts.map_or(0, |counts| counts.shape),
+            // Messages have no common counts.
+            shape: counts.map_or(self.tag, |counts| counts.shape),
             seq,
         }
     }
@@ -303,7 +307,7 @@ impl Call {
     /// As [`Call::check`].
     #[inline]
     pub(crate) fn check_in_place(&mut self, rank: Rank, world: usize) -> Result<(), ArgumentError> {
-        self.check_arguments(rank, world)?;
+        self.check_arguments(world)?;
         self.check_buffers(self.needs(rank, world)?, rank)
     }
 
@@ -314,7 +318,7 @@ impl Call {
             // It stands for a peer that is not known yet.
             self.root = rank;
         }
-        self.check_arguments(rank, world)?;
+        self.check_arguments(world)?;
         let needed = self.needs(rank, world)?;
         [self.send.len, self.recv.len] = self.in_bytes(needed)?;
         self.check_buffers(needed, rank)
@@ -322,16 +326,11 @@ impl Call {
 
     /// Checks all but the buffers.
     #[inline(always)]
-    fn check_arguments(&self, rank: Rank, world: usize) -> Result<(), ArgumentError> {
+    fn check_arguments(&self, world: usize) -> Result<(), ArgumentError> {
         let Call { op, dtype, root, .. } = *self;
         if op.is_point_to_point() {
             if root >= world {
                 return Err(ArgumentError::Peer { peer: root, world_size: world });
-            }
-            // A receive from any rank stores its own rank as the peer, which is an error only in a
-            // world of one.
-            if root == rank && (self.source.is_none() || world == 1) {
-                return Err(ArgumentError::SelfPeer { rank });
             }
         } else if root >= world {
             return Err(ArgumentError::Root { root, world_size: world });

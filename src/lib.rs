@@ -113,7 +113,7 @@ pub use communicator::{DeviceBuffer, DeviceView, DeviceViewMut, OnStream};
 pub use config::choices::*;
 #[cfg(feature = "cuda")]
 pub use cudarc;
-pub use error::{ArgumentError, CallMismatch, Cause, Elsewhere, Error, ReducerError, Result, StoreError};
+pub use error::{ArgumentError, CallMismatch, Cause, Elsewhere, Error, ReducerError, Result, StoreError, Unmatched};
 pub use float8::{f8e4m3, f8e5m2};
 pub use half::{bf16, f16};
 pub use progress::work::{Waited, Work, WorkError};
@@ -123,7 +123,7 @@ pub use rendezvous::store::{Store, TcpStoreServer};
 pub use reduce::reduce_local;
 pub use schedule::Algorithm;
 pub use trace::{DeviceStats, Stats};
-pub use types::{DType, Descriptor, Element, Op, Rank, ReduceOp, UnknownNameError};
+pub use types::{DType, Descriptor, Element, Op, Rank, ReduceOp, Tag, UnknownNameError};
 
 /// The cost model with which kolo chooses its algorithms.
 pub mod plan {

@@ -11,6 +11,10 @@ use crate::float8::{f8e4m3, f8e5m2};
 /// The number of a process (or thread) within a communicator, from 0 to the world size less one.
 pub type Rank = usize;
 
+/// What a message and the receive that takes it have in common, besides their ranks. Calls without a
+/// tag have tag 0.
+pub type Tag = u32;
+
 /// The process of a rank, as error messages name it.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
@@ -375,7 +379,8 @@ pub struct Descriptor {
     pub(crate) redop: Option<ReduceOp>,
     pub(crate) root: Option<u32>,
     pub(crate) count: u64,
-    /// A hash of the counts of all ranks, for an operation where all ranks give the same ones.
+    /// A hash of the counts of all ranks, for an operation where all ranks give the same ones. The tag of
+    /// a message.
     pub(crate) shape: u32,
     pub(crate) seq: u64,
 }
@@ -412,6 +417,11 @@ impl Descriptor {
     /// sender to the receiver.
     pub fn seq(&self) -> u64 {
         self.seq
+    }
+
+    /// The tag of a message; 0 for one without a tag, and for collectives.
+    pub fn tag(&self) -> Tag {
+        if self.op.is_point_to_point() { self.shape } else { 0 }
     }
 
     const NONE: u8 = u8::MAX;
@@ -509,8 +519,10 @@ impl fmt::Display for Descriptor {
         if let Some(root) = self.root {
             write!(f, " root={root}")?;
         }
-        if self.shape != 0 {
-            write!(f, " counts#{:08x}", self.shape)?;
+        match (self.shape, self.op.is_point_to_point()) {
+            (0, _) => {}
+            (tag, true) => write!(f, " tag={tag}")?,
+            (shape, false) => write!(f, " counts#{shape:08x}")?,
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use super::{Communicator, calls};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::call::Call;
 use crate::error::Result;
-use crate::types::{Element, Rank, ReduceOp};
+use crate::types::{Element, Rank, ReduceOp, Tag};
 
 /// The type of an argument.
 macro_rules! argument {
@@ -80,7 +80,7 @@ impl Communicator {
 
     operations!(blocking);
 
-    /// Receives the next message of any peer and returns the rank that sent it: the message that
+    /// Receives the next message without a tag of any rank and returns the rank that sent it: the message that
     /// arrives first, of those that no earlier receive waits for.
     ///
     /// Every rank that sends gives as many elements of the same type.
@@ -101,9 +101,18 @@ impl Communicator {
     /// # }
     /// ```
     pub fn recv_any<T: Element>(&self, buf: &mut [T]) -> Result<Rank> {
+        self.recv_any_tagged(buf, 0)
+    }
+
+    /// [`Communicator::recv_any`] of a message with a tag, by [`Communicator::send_tagged`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Communicator::recv_any`].
+    pub fn recv_any_tagged<T: Element>(&self, buf: &mut [T], tag: Tag) -> Result<Rank> {
         let mut source = self.rank();
         let call = calls::recv_any::<T>(RawSliceMut::of(buf), &mut source, self.rank());
-        self.submit(call)?;
+        self.submit(calls::tagged(call, tag))?;
         Ok(source)
     }
 

@@ -7,7 +7,7 @@
 use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::call::{Call, Counts};
 use crate::error::{ArgumentError, Error, Result};
-use crate::types::{Element, Op, Part, Rank, ReduceOp};
+use crate::types::{Element, Op, Part, Rank, ReduceOp, Tag};
 
 fn refuse(op: Op, problem: ArgumentError) -> Error {
     Error::Argument { op, problem }
@@ -194,6 +194,11 @@ pub(super) fn send<T: Element>(buf: RawSlice, to: Rank) -> Call {
 
 pub(super) fn recv<T: Element>(buf: RawSliceMut, from: Rank) -> Call {
     Call { root: from, count: elements::<T>(buf.len), recv: buf, ..Call::new::<T>(Op::Recv) }
+}
+
+/// Gives a send or a receive a tag.
+pub(super) fn tagged(call: Call, tag: Tag) -> Call {
+    Call { tag, ..call }
 }
 
 /// Receives from any rank, which is written to `source`. The call's peer is this rank, which stands

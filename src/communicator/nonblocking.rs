@@ -9,7 +9,7 @@ use super::{Communicator, calls};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::error::Result;
 use crate::progress::work::{Work, WorkError};
-use crate::types::{Element, Rank, ReduceOp};
+use crate::types::{Element, Rank, ReduceOp, Tag};
 
 /// The operation, or its buffers with the reason why it was not started.
 type Started<B> = Result<Work<B>, WorkError<B>>;
@@ -145,7 +145,21 @@ impl Communicator {
     where
         R: AsMut<[T]> + Send + 'static,
     {
+        self.start_recv_any_tagged(buf, 0)
+    }
+
+    /// [`Communicator::start_recv_any`] of a message with a tag.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Communicator::start_recv_any`].
+    pub fn start_recv_any_tagged<T: Element, R>(&self, buf: R, tag: Tag) -> Started<(R, Rank)>
+    where
+        R: AsMut<[T]> + Send + 'static,
+    {
         let rank = self.rank();
-        self.exec.start((buf, rank), move |(buf, source)| Ok(calls::recv_any::<T>(raw!(output, buf), source, rank)))
+        self.exec.start((buf, rank), move |(buf, source)| {
+            Ok(calls::tagged(calls::recv_any::<T>(raw!(output, buf), source, rank), tag))
+        })
     }
 }

@@ -481,7 +481,8 @@ macro_rules! operations {
             /// Receives what rank `from` sends by [`Communicator::send`], with as many elements of
             /// the same type.
             ///
-            /// Messages of one peer arrive in the order in which the peer sent them.
+            /// Messages of one peer arrive in the order in which the peer sent them. Those with a tag are
+            /// for [`Communicator::recv_tagged`].
             ///
             /// ```
             /// # fn main() -> kolo::Result<()> {
@@ -496,6 +497,52 @@ macro_rules! operations {
             /// # }
             /// ```
             recv, start_recv |comm| (buf: output, from: Rank) => calls::recv::<T>(buf, from)
+        }
+        $form! {
+            /// [`Communicator::send`] with a tag: rank `to` receives the message by
+            /// [`Communicator::recv_tagged`] with the same tag. Tag 0 is that of messages without a
+            /// tag. The rank may be this one.
+            ///
+            /// A message for which no receive waits when it arrives is kept at the receiver, up to 64
+            /// MiB for each sender. Later messages wait here, so a blocking send may wait for the peer.
+            ///
+            /// ```
+            /// # fn main() -> kolo::Result<()> {
+            /// # for comm in kolo::Communicator::in_process(1)? {
+            /// let me = comm.rank();
+            /// comm.send_tagged(&[1u8], me, 7)?;
+            /// comm.send_tagged(&[2u8], me, 8)?;
+            /// let mut got = [0u8; 2];
+            /// comm.recv_tagged(&mut got[..1], me, 8)?;
+            /// comm.recv_tagged(&mut got[1..], me, 7)?;
+            /// assert_eq!(got, [2, 1]);
+            /// # }
+            /// # Ok(())
+            /// # }
+            /// ```
+            send_tagged, start_send_tagged |comm| (buf: input, to: Rank, tag: Tag) => calls::tagged(calls::send::<T>(buf, to), tag)
+        }
+        $form! {
+            /// Receives what rank `from` sends by [`Communicator::send_tagged`] with the same tag, with
+            /// as many elements of the same type.
+            ///
+            /// Messages of one peer and one tag arrive in the order in which the peer sent them. If none
+            /// with this tag comes before the deadline, the error names the tags of those that wait.
+            ///
+            /// ```
+            /// # fn main() -> kolo::Result<()> {
+            /// # for comm in kolo::Communicator::in_process(1)? {
+            /// match comm.rank() {
+            ///     0 if comm.world_size() > 1 => comm.send_tagged(&[1.0f32; 8], 1, 7)?,
+            ///     1 => comm.recv_tagged(&mut [0.0f32; 8], 0, 7)?,
+            ///     _ => {}
+            /// }
+            /// # }
+            /// # Ok(())
+            /// # }
+            /// ```
+            recv_tagged, start_recv_tagged |comm| (buf: output, from: Rank, tag: Tag)
+                => calls::tagged(calls::recv::<T>(buf, from), tag)
         }
     };
 }

@@ -12,7 +12,7 @@ use crate::buffer::{RawSlice, RawSliceMut};
 use crate::call::Call;
 use crate::error::Result;
 use crate::progress::work::Work;
-use crate::types::{Element, Rank, ReduceOp};
+use crate::types::{Element, Rank, ReduceOp, Tag};
 
 /// Starts operations that borrow their buffers until the scope ends; see [`Communicator::scope`].
 ///

@@ -87,12 +87,14 @@ pub(super) struct Inbox {
     header: [u8; HEADER],
     /// Bytes of the header received so far.
     len: usize,
-    /// Whether an operation receives the payload after the header.
+    /// Whether an operation receives the payload after the header, or it is kept as unexpected.
     is_taken: bool,
+    /// Whether messages of the peer are kept as unexpected.
+    pub(super) has_unexpected: bool,
 }
 
 impl Inbox {
-    pub(super) const EMPTY: Inbox = Inbox { header: [0; HEADER], len: 0, is_taken: false };
+    pub(super) const EMPTY: Inbox = Inbox { header: [0; HEADER], len: 0, is_taken: false, has_unexpected: false };
 
     /// Returns the header of the next message once all of it has arrived, and the same one until
     /// [`Inbox::take`]. Sets `moved` if more of it arrived.
@@ -112,10 +114,16 @@ impl Inbox {
         Ok(Some(&self.header))
     }
 
-    /// Whether nothing of a message has been received yet.
+    /// Whether nothing of a message has been received that no receive has got.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len == 0 && !self.has_unexpected
+    }
+
+    /// Whether the payload of a message is next.
+    #[inline]
+    pub(super) fn is_taken(&self) -> bool {
+        self.is_taken
     }
 
     /// Assigns the message to an operation: the link continues with its payload, until

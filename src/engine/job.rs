@@ -4,11 +4,10 @@ use std::borrow::Cow;
 use std::time::Instant;
 
 use crate::call::Call;
-use crate::error::Cause;
 use crate::failure::OpContext;
 use crate::reduce::Kernel;
 use crate::schedule::{BufferRef, Step};
-use crate::types::{DType, Rank};
+use crate::types::{DType, Rank, Tag};
 
 /// One rank's part of an operation.
 pub(crate) struct Job<'a> {
@@ -67,9 +66,6 @@ pub(super) struct Active<'a> {
     pub(super) forward: Option<(Rank, u64)>,
     /// For a job that receives from any rank: the sender, once it is known.
     pub(super) sender: Option<Rank>,
-    /// Until then: the ranks that cannot be the sender, because they have left or their listener is
-    /// gone, and why.
-    pub(super) gone: Vec<(Rank, Cause)>,
     /// Whether no steps are left.
     pub(super) exhausted: bool,
 }
@@ -85,33 +81,38 @@ impl<'a> Active<'a> {
             padding: 0,
             forward: None,
             sender: None,
-            gone: Vec::new(),
             exhausted: false,
         }
     }
 
     /// Stops a send or a receive. What it was sending stays with the engine.
     pub(super) fn pause(self) -> Paused {
-        let Active { number, job, step, has_header, done, padding, forward, sender, gone, exhausted } = self;
+        let Active { number, job, step, has_header, done, padding, forward, sender, exhausted } = self;
         debug_assert!(forward.is_none(), "only a collective forwards");
         let (seq, started) = (job.context.descriptor.seq, job.context.started_at());
-        Paused { number, seq, started, step, has_header, done, padding, sender, gone, exhausted }
+        Paused { number, seq, started, step, has_header, done, padding, sender, exhausted }
     }
 
     /// Continues a send or a receive. `job` is made of the same call.
     pub(super) fn resume(paused: Paused, mut job: Job<'a>) -> Active<'a> {
-        let Paused { number, seq, started, step, has_header, done, padding, sender, gone, exhausted } = paused;
+        let Paused { number, seq, started, step, has_header, done, padding, sender, exhausted } = paused;
         if step.is_some() || exhausted {
             job.steps.next();
         }
         job.context.resume(seq, started);
-        Active { number, job, step, has_header, done, padding, forward: None, sender, gone, exhausted }
+        Active { number, job, step, has_header, done, padding, forward: None, sender, exhausted }
     }
 
     /// Whether the job is a collective, which is the only one in progress.
     #[inline]
     pub(super) fn is_collective(&self) -> bool {
         !self.job.context.descriptor.op.is_point_to_point()
+    }
+
+    /// Returns the tag of the message that the job sends or receives.
+    #[inline]
+    pub(super) fn tag(&self) -> Tag {
+        self.job.call.tag
     }
 
     /// Whether the job waits for a message of any rank.
@@ -151,7 +152,6 @@ pub(crate) struct Paused {
     done: usize,
     padding: usize,
     sender: Option<Rank>,
-    gone: Vec<(Rank, Cause)>,
     exhausted: bool,
 }
 

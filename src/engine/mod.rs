@@ -3,6 +3,7 @@
 //! One thread at a time drives an [`Engine`]. It sends from, receives into and reduces in user
 //! memory, on all links at once, and sleeps only when no link moves.
 
+mod by_tag;
 pub(crate) mod frame;
 mod in_flight;
 mod job;
@@ -13,6 +14,7 @@ mod receivers;
 mod run;
 mod scratch;
 mod state;
+mod unexpected;
 #[cfg(test)]
 mod tests;
 mod wait;

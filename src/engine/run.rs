@@ -77,6 +77,7 @@ impl Engine {
         let mut waiting = Waiting::default();
         let mut rounds = 0u32;
         self.soonest = None;
+        self.gone.clear();
         let result = loop {
             while let Some((job, paused)) = next() {
                 fresh.push(self.add(&mut active, job, paused));
@@ -165,50 +166,45 @@ impl Engine {
             let Some(job) = active.get_mut(key) else { continue };
             // A collective receives from every rank, and is alone.
             if job.is_collective() {
-                self.receivers.push(None, key);
+                self.receivers.collective = Some(key);
                 continue;
             }
-            let advanced = self.advance(job, |_| false);
+            let advanced = self.advance(job);
             moved |= self.explained(active, advanced)?;
             let Some(job) = active.get_mut(key) else { continue };
-            match (job.exhausted, job.awaits_any()) {
+            if !job.exhausted && !job.has_header {
+                moved |= self.take_unexpected(job)?;
+            }
+            match (job.exhausted, job.awaited()) {
                 (true, _) => moved |= self.finish(active, key, finished),
-                (false, true) => self.receivers.push(None, key),
-                (false, false) => self.receivers.push(job.awaited(), key),
+                (false, Some(peer)) if job.has_header => self.receivers.resume(peer, key),
+                (false, from) => self.receivers.push(from, job.tag(), key),
             }
         }
-        for at in (0..self.receivers.peers().len()).rev() {
-            let peer = self.receivers.peers()[at];
-            for _ in 0..MOST_STEPS {
-                let Some(key) = self.receivers.next_of(peer) else { break };
-                let Some(job) = active.get_mut(key) else { break };
-                let advanced = self.advance(job, |_| true);
-                moved |= self.explained(active, advanced)?;
-                if active.get(key).is_some_and(|job| !job.exhausted) {
-                    break;
-                }
-                self.receivers.pop(peer);
+        if let Some(key) = self.receivers.collective
+            && let Some(job) = active.get_mut(key)
+        {
+            let advanced = self.advance(job);
+            moved |= self.explained(active, advanced)?;
+            if active.get(key).is_some_and(|job| job.exhausted) {
+                self.receivers.collective = None;
                 moved |= self.finish(active, key, finished);
             }
         }
-        while let Some(key) = self.receivers.next_of_any()
-            && let Some(job) = active.get_mut(key)
-        {
-            let receivers = std::mem::take(&mut self.receivers);
-            let advanced = self.advance(job, |peer| receivers.may_send_to_any(peer));
-            self.receivers = receivers;
-            moved |= self.explained(active, advanced)?;
-            let Some(job) = active.get(key) else { break };
-            match (job.exhausted, job.sender) {
-                (true, _) => self.receivers.pop_any(),
-                (false, Some(sender)) => {
-                    // The receives behind it may get messages of the others now.
-                    self.receivers.found(sender);
-                    moved = true;
-                }
-                (false, None) => break,
+        if self.receivers.first_of_any().is_none() {
+            for at in (0..self.receivers.peers().len()).rev() {
+                moved |= self.receive_from(active, self.receivers.peers()[at], finished)?;
             }
-            moved |= self.finish(active, key, finished);
+        } else {
+            for peer in 0..self.world() {
+                let is_gone = self.gone.iter().any(|(gone, _)| *gone == peer);
+                if !is_gone || self.receivers.first_of(peer).is_some() {
+                    moved |= self.receive_from(active, peer, finished)?;
+                }
+            }
+            if let Some(any) = self.receivers.first_of_any().and_then(|key| active.get(key)) {
+                self.check_senders(&any.job.context)?;
+            }
         }
         let drained = self.drain().map_err(Stop::NotSent);
         moved |= self.explained(active, drained)?;
@@ -217,6 +213,23 @@ impl Engine {
             if let Some(key) = self.outbox.key_of(number) {
                 moved |= self.finish(active, key, finished);
             }
+        }
+        Ok(moved)
+    }
+
+    /// Receives the messages of a peer that have arrived. Returns whether anything moved.
+    fn receive_from(&mut self, active: &mut InFlight<Active<'_>>, peer: Rank, finished: &mut impl FnMut(u64)) -> Result<bool> {
+        let mut moved = false;
+        for _ in 0..MOST_STEPS {
+            let Some(key) = self.route(active, peer, &mut moved)? else { break };
+            let Some(job) = active.get_mut(key) else { break };
+            let advanced = self.advance(job);
+            moved |= self.explained(active, advanced)?;
+            if active.get(key).is_some_and(|job| !job.exhausted) {
+                break;
+            }
+            self.receivers.end(peer);
+            moved |= self.finish(active, key, finished);
         }
         Ok(moved)
     }
@@ -245,9 +258,9 @@ impl Engine {
         })
     }
 
-    /// Takes one job as far as it gets without waiting. Returns whether anything moved. Receives
-    /// the messages of a peer only if `is_next`.
-    fn advance(&mut self, active: &mut Active<'_>, is_next: impl Fn(Rank) -> bool) -> Result<bool, Stop> {
+    /// Takes one job as far as it gets without waiting. Returns whether anything moved. A receive waits
+    /// until [`Engine::route`] has given it a message.
+    fn advance(&mut self, active: &mut Active<'_>) -> Result<bool, Stop> {
         #[cfg(test)]
         (self.looks += 1);
         let mut moved = false;
@@ -275,18 +288,10 @@ impl Engine {
                 Step::Copy { src, dst } => self.copy(&active.job, src, dst),
                 Step::Convert { src, dst } => self.convert(&active.job, src, dst),
                 Step::Fold { own, parts, dst } => self.fold(&active.job, own, parts, dst),
-                Step::Recv { .. } if active.awaits_any() => {
-                    active.sender = self.find_sender(&active.job.context, &mut active.gone, &is_next)?;
-                    if active.sender.is_none() {
-                        break;
-                    }
-                    continue;
-                }
-                Step::Recv { from, dst } | Step::RecvSend { from, dst, .. } => {
-                    is_next(active.sender(from)) && self.receive(active, from, dst, None, &mut moved)?
-                }
+                Step::Recv { .. } if !active.has_header && !active.is_collective() => false,
+                Step::Recv { from, dst } | Step::RecvSend { from, dst, .. } => self.receive(active, from, dst, None, &mut moved)?,
                 Step::RecvReduce { from, own, dst, finish } | Step::RecvReduceSend { from, own, dst, finish, .. } => {
-                    is_next(active.sender(from)) && self.receive(active, from, dst, Some((own, finish)), &mut moved)?
+                    self.receive(active, from, dst, Some((own, finish)), &mut moved)?
                 }
             };
             if !done {

@@ -9,8 +9,9 @@ use super::job::{Active, Job};
 use super::outgoing::{Outbox, Outgoing};
 use super::receivers::Receivers;
 use super::scratch::Scratch;
+use super::unexpected::UnexpectedMessages;
 use crate::buffer::{RawSlice, RawSliceMut};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::failure::OpContext;
 use crate::schedule::{BufferRef, Span};
 use crate::sys::{Patience, Waker};
@@ -46,12 +47,16 @@ pub(crate) struct Engine {
     pub(super) parts: Vec<*const u8>,
     /// For each peer, the message that comes in.
     pub(super) inboxes: Vec<Inbox>,
+    pub(super) unexpected: UnexpectedMessages,
     /// For each peer, how many point-to-point messages have been received.
     pub(super) received: Vec<u64>,
     /// For each peer, whether any message has been received.
     pub(super) heard: Vec<bool>,
     /// For each peer that never sent a message, when its link was seen to be closed.
     pub(super) closed: Vec<Option<Instant>>,
+    /// The ranks that will send no message to a receive from any rank, because they have left or their
+    /// listener is gone, and why.
+    pub(super) gone: Vec<(Rank, Cause)>,
     /// When the first deadline of a job behind others may pass. It may be that of a job that has ended.
     pub(super) soonest: Option<Instant>,
     /// The links to sleep on; kept for its allocation.
@@ -78,9 +83,11 @@ impl Engine {
             scratch: Scratch::default(),
             parts: Vec::new(),
             inboxes: (0..world).map(|_| Inbox::EMPTY).collect(),
+            unexpected: UnexpectedMessages::new(world),
             received: vec![0; world],
             heard: vec![false; world],
             closed: vec![None; world],
+            gone: Vec::new(),
             soonest: None,
             waits: Vec::new(),
             #[cfg(test)]

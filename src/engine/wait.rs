@@ -8,7 +8,7 @@ use super::in_flight::InFlight;
 use super::job::Active;
 use super::receive::lost;
 use super::state::Engine;
-use crate::error::{Cause, Error, Result};
+use crate::error::{Cause, Error, Result, Unmatched};
 use crate::failure::culprit_of;
 use crate::timeouts::{ENGINE_NAP, UNHEARD_PEER};
 use crate::types::Rank;
@@ -52,27 +52,29 @@ impl Engine {
         let mut waits = std::mem::take(&mut self.waits);
         waits.clear();
         let mut nap = ENGINE_NAP;
-        if let Some(job) = self.receivers.next_of_any().and_then(|key| active.get(key)) {
-            if job.awaits_any() {
-                nap = nap.min(self.wait_for_any(job, &job.gone, &mut waits)?);
-            } else if let Some(peer) = job.awaited() {
-                waits.push((peer, false, true));
-                nap = nap.min(job.job.context.patience_with(peer, self.mesh.moved(peer))?);
-            }
+        if let Some(job) = self.receivers.collective.and_then(|key| active.get(key))
+            && let Some(peer) = job.awaited()
+        {
+            self.add_wait(peer, &mut waits);
+            nap = nap.min(self.patience_with(job, peer)?);
+        }
+        let any = self.receivers.first_of_any().and_then(|key| active.get(key));
+        if let Some(job) = any {
+            nap = nap.min(self.wait_for_any(job, &mut waits)?);
         }
         for &peer in self.receivers.peers() {
             let Some(job) = self.receivers.first_of(peer).and_then(|key| active.get(key)) else { continue };
-            // A receive from any rank may come before it. The failure detector asks the peer all the same.
-            if self.receivers.next_of(peer).is_some() {
-                waits.push((peer, false, true));
+            // A receive from any rank waits for it already.
+            if any.is_none() || !self.may_send_to_any(peer) {
+                self.add_wait(peer, &mut waits);
             }
-            nap = nap.min(job.job.context.patience_with(peer, self.mesh.moved(peer))?);
+            nap = nap.min(self.patience_with(job, peer)?);
         }
         for out in self.outbox.fronts() {
             let job = self.outbox.key_of(out.job).and_then(|key| active.get(key));
             // A collective that receives waits for that peer.
             if let Some(job) = job.filter(|job| job.awaited().is_none()) {
-                nap = nap.min(job.job.context.patience_with(out.to, self.mesh.moved(out.to))?);
+                nap = nap.min(self.patience_with(job, out.to)?);
             }
         }
         self.waits = waits;
@@ -87,7 +89,6 @@ impl Engine {
         if soonest > now {
             return Ok(ENGINE_NAP.min(soonest - now));
         }
-        let gone = self.receivers.next_of_any().and_then(|key| active.get(key)).map_or(&[][..], |job| &job.gone);
         let mut nap = ENGINE_NAP;
         for job in active.iter() {
             let context = &job.job.context;
@@ -97,27 +98,66 @@ impl Engine {
             }
             let stuck_to = || self.outbox.iter().find(|out| out.job == job.number).map(|out| out.to);
             match job.awaited().or_else(stuck_to) {
-                Some(peer) => _ = context.patience_with(peer, self.mesh.moved(peer))?,
-                None => _ = self.wait_for_any(job, gone, &mut Waits::new())?,
+                Some(peer) => _ = self.patience_with(job, peer)?,
+                None => _ = self.wait_for_any(job, &mut Waits::new())?,
             }
         }
         self.soonest = active.iter().filter_map(|job| now.checked_add(job.job.context.left())).min();
         Ok(nap)
     }
 
-    /// Adds the links on which a job waits for the message of any rank. `gone` are the ranks that
-    /// cannot send it. Returns how long to sleep at most.
-    fn wait_for_any(&self, job: &Active<'_>, gone: &[(Rank, Cause)], waits: &mut Waits) -> Result<Duration> {
+    /// Returns how long a job may wait for a peer before this is called again.
+    fn patience_with(&self, job: &Active<'_>, peer: Rank) -> Result<Duration> {
+        let moved = self.mesh.moved(peer);
+        job.job.context.patience_with(peer, moved).map_err(|error| self.name_unmatched(job, peer, error))
+    }
+
+    /// Names the messages for which no receive waits in the error of a message whose deadline has passed.
+    fn name_unmatched(&self, job: &Active<'_>, peer: Rank, mut error: Error) -> Error {
+        /// As many tags are listed.
+        const LISTED: usize = 8;
+        let Error::Peer { cause, .. } = &mut error else { return error };
+        let Cause::Silent { deadline } = *cause else { return error };
+        let queue = self.unexpected.of(peer).filter(|queue| queue.count > 0 || queue.is_full);
+        let is_itself = peer == job.job.context.info.rank;
+        if job.is_collective() || queue.is_none() && !is_itself {
+            return error;
+        }
+        let unmatched = Unmatched {
+            tag: job.tag(),
+            is_itself,
+            waiting: queue.map_or(0, |queue| queue.count as u64),
+            tags: queue.map_or_else(Vec::new, |queue| queue.tags().take(LISTED).collect()),
+            is_full: queue.is_some_and(|queue| queue.is_full),
+        };
+        *cause = Cause::Unmatched { deadline, unmatched: Box::new(unmatched) };
+        error
+    }
+
+    /// Adds the link on which a job waits for a peer, unless nothing more can come there.
+    fn add_wait(&self, peer: Rank, waits: &mut Waits) {
+        if !self.unexpected.is_full(peer) {
+            waits.push((peer, false, true));
+        }
+    }
+
+    /// Whether a peer may still send a message to a receive from any rank.
+    fn may_send_to_any(&self, peer: Rank) -> bool {
+        self.closed[peer].is_none() && self.gone.iter().all(|(rank, _)| *rank != peer)
+    }
+
+    /// Adds the links on which a job waits for the message of any rank. Returns how long to sleep at most.
+    fn wait_for_any(&self, job: &Active<'_>, waits: &mut Waits) -> Result<Duration> {
         let context = &job.job.context;
-        let others = (0..self.world()).filter(|&peer| peer != context.info.rank);
-        let has_closed = |peer: Rank| self.closed[peer].is_some() || gone.iter().any(|(rank, _)| *rank == peer);
-        waits.extend(others.clone().filter(|&peer| !has_closed(peer)).map(|peer| (peer, false, true)));
+        let own = context.info.rank;
+        let others = (0..self.world()).filter(|&peer| peer != own);
+        others.clone().filter(|&peer| self.may_send_to_any(peer)).for_each(|peer| self.add_wait(peer, waits));
         let nap = if self.closed.iter().any(Option::is_some) { UNHEARD_PEER / 10 } else { ENGINE_NAP };
 
         // Ranks that left without a link are found by the failure detector.
-        let lost = lost(gone, context.info.cancel.missed());
+        let lost = lost(&self.gone, context.info.cancel.missed());
         let is_gone = |peer: Rank| lost.iter().any(|(rank, _)| *rank == peer);
-        let present = others.clone().find(|&peer| !is_gone(peer));
+        let present = others.clone().find(|&peer| !is_gone(peer)).or((self.world() == 1).then_some(own));
         // At the deadline the error names a rank that is gone: it is the likeliest sender. But one that
         // sent a message before it left has done its part.
         let has_done = |(rank, cause): &&(Rank, Cause)| {
@@ -126,7 +166,8 @@ impl Engine {
         let culprit = culprit_of(lost.iter().filter(|lost| !has_done(lost)));
         let left = present.map(|peer| {
             let missed = culprit.map(|(rank, _)| *rank);
-            context.patience_with_any(peer, self.mesh.moved(peer), missed)
+            let left = context.patience_with_any(peer, self.mesh.moved(peer), missed);
+            left.map_err(|error| self.name_unmatched(job, peer, error))
         });
         match (left, culprit) {
             (Some(Err(Error::Peer { .. })) | None, Some((rank, cause))) => Err(context.failed(*rank, cause.clone())),

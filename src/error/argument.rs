@@ -23,12 +23,6 @@ pub enum ArgumentError {
         /// The size of the communicator.
         world_size: usize,
     },
-    /// A rank cannot send to, or receive from, itself.
-    #[error("rank {rank} cannot send to or receive from itself; copy instead")]
-    SelfPeer {
-        /// This rank.
-        rank: Rank,
-    },
     /// The reduction is not defined on these elements.
     #[error("{redop} is not defined on {dtype}")]
     ReduceOp {

@@ -4,8 +4,8 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use super::shown::time;
-use crate::types::{Descriptor, Rank};
+use super::shown::{count, time};
+use crate::types::{Descriptor, Rank, Tag};
 
 /// How a peer failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,6 +40,15 @@ pub enum Cause {
         last_seq: u64,
         /// The rank that it waits for in another communicator, if it does.
         elsewhere: Option<Box<Elsewhere>>,
+    },
+    /// It sent no message with the tag of a receive before the deadline, but others, or it is this rank
+    /// itself.
+    #[error("{unmatched} within the deadline of {}{}", time(*deadline), unmatched.others())]
+    Unmatched {
+        /// The deadline of one operation.
+        deadline: Duration,
+        /// The message, and those that wait.
+        unmatched: Box<Unmatched>,
     },
     /// Its process is stopped, by SIGSTOP or a debugger.
     #[error("is stopped, by a signal or a debugger; the deadline of {} is over", time(*deadline))]
@@ -135,6 +144,52 @@ impl fmt::Display for Elsewhere {
             Some(call) => write!(f, " ({call})"),
             None => Ok(()),
         }
+    }
+}
+
+/// A message that did not come or was not received, and those of the same rank that wait for receives.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Unmatched {
+    /// The tag of the message.
+    pub tag: Tag,
+    /// Whether it is one of this rank to itself.
+    pub is_itself: bool,
+    /// How many messages of that rank wait.
+    pub waiting: u64,
+    /// The lowest of their tags.
+    pub tags: Vec<Tag>,
+    /// Whether no further message can wait, so that later ones wait at the sender.
+    pub is_full: bool,
+}
+
+/// Prints `sent no message with tag 9`.
+impl fmt::Display for Unmatched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_itself { "exchanged with itself no message " } else { "sent no message " })?;
+        match self.tag {
+            0 => f.write_str("without a tag"),
+            tag => write!(f, "with tag {tag}"),
+        }
+    }
+}
+
+impl Unmatched {
+    /// Says which messages wait.
+    fn others(&self) -> String {
+        let Unmatched { is_itself, waiting, ref tags, is_full, .. } = *self;
+        let mut text = String::new();
+        if waiting > 0 {
+            let list = tags.iter().map(Tag::to_string).collect::<Vec<_>>().join(", ");
+            let wait = if waiting == 1 { "waits" } else { "wait" };
+            text = format!("; {} of other tags {wait}: {list}", count(waiting as usize, "message"));
+        }
+        if is_full {
+            text += "; no more fit, so the next ones wait at the sender: receive those that wait first";
+        } else if is_itself {
+            text += "; start the receive before a large send, or send with a nonblocking call";
+        }
+        text
     }
 }
 

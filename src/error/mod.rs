@@ -13,7 +13,7 @@ pub(crate) mod shown;
 mod store;
 
 pub use argument::ArgumentError;
-pub use cause::{CallMismatch, Cause, Elsewhere};
+pub use cause::{CallMismatch, Cause, Elsewhere, Unmatched};
 pub use reducer::ReducerError;
 pub use store::StoreError;
 

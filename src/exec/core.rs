@@ -163,11 +163,9 @@ impl Core {
     pub(crate) fn engine(&mut self) -> Result<&mut Engine> {
         if self.engine.is_none() {
             let reads_memory = matches!(self.settings.copy_mode, CopyMode::Auto | CopyMode::Cma);
-            let Some(opener) = self.fabric.opener(reads_memory) else {
-                return Err(Error::Unsupported { what: "sending messages", why: "the world size is 1".to_owned() });
-            };
+            let opener = self.fabric.opener(reads_memory);
             let mesh = Mesh::new(self.layout.ranks, opener).map_err(Error::os("preparing to wait for peers"))?;
-            let mesh = mesh.listed_in(self.fabric.recording().links.clone());
+            let mesh = mesh.with_loopback(self.fabric.rank()).listed_in(self.fabric.recording().links.clone());
             let engine = Engine::new(mesh, self.layout.ranks, self.patience.clone());
             let waker = engine.waker();
             self.engine = Some(engine);

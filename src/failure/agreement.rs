@@ -64,7 +64,13 @@ pub(crate) fn agree_on_report(status: &CommStatus, info: &CommInfo, error: Error
         // The diagnosis says more than these causes.
         Error::Peer {
             cause:
-                Cause::Silent { .. } | Cause::Closed | Cause::Gone | Cause::Unreachable { .. } | Cause::Revoked | Cause::Diverged,
+                Cause::Silent { .. }
+                | Cause::Unmatched { .. }
+                | Cause::Closed
+                | Cause::Gone
+                | Cause::Unreachable { .. }
+                | Cause::Revoked
+                | Cause::Diverged,
             ..
         } => told(),
         // The diagnosis says which of the ranks is at fault.

@@ -215,7 +215,10 @@ impl<'a> OpContext<'a> {
         match self.timeout.checked_sub(self.started().elapsed()) {
             Some(left) if !left.is_zero() => {
                 let is_for_one = !is_collective && matches!(awaited, Awaited::One { .. });
-                self.info.cancel.wait_for(awaited, self.call().encode(), is_for_one);
+                // A rank asks no other about itself.
+                if peer != self.info.rank {
+                    self.info.cancel.wait_for(awaited, self.call().encode(), is_for_one);
+                }
                 let left = left.min(wait_check::longest_nap());
                 // During the grace period it checks often.
                 Ok(if self.info.cancel.is_cancelled() { left.min(Duration::from_millis(5)) } else { left })

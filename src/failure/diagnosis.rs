@@ -74,6 +74,19 @@ fn report_of(
             None => return None,
         },
         Cause::Silent { deadline } => WaitChain::new(status, &*control, *culprit, report.during, *deadline).follow()?,
+        // It is this rank itself, which is not asked.
+        Cause::Unmatched { .. } if *culprit == status.rank => return Some(report),
+        Cause::Unmatched { deadline, .. } => {
+            match WaitChain::new(status, &*control, *culprit, report.during, *deadline).follow()? {
+                // Nothing else keeps it from sending the message.
+                Failure::Failed { culprit: last, cause: Cause::Silent { .. } | Cause::Absent { elsewhere: None, .. } }
+                    if last == *culprit =>
+                {
+                    return Some(report);
+                }
+                what => what,
+            }
+        }
         cause if is_end_of_link(cause) || *cause == Cause::Revoked => explain(status, &*control, *culprit, cause)?,
         _ => return Some(report),
     };

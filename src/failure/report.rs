@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::context::CommInfo;
 use super::encoding::{read_call, write_call};
-use crate::error::{CallMismatch, Cause, Elsewhere, Error};
-use crate::types::{Descriptor, Member, Op, Rank};
+use crate::error::{CallMismatch, Cause, Elsewhere, Error, Unmatched};
+use crate::types::{Descriptor, Member, Op, Rank, Tag};
 use crate::wire::{Reader, Writer};
 
 /// What one rank diagnosed. All ranks in it are ranks of the communicator.
@@ -61,7 +61,7 @@ fn class(cause: &Cause) -> u8 {
         Cause::Broken(_) | Cause::Unreachable { .. } => 5,
         Cause::Stopped { .. } | Cause::Unresponsive { .. } => 6,
         Cause::Left { .. } => 7,
-        Cause::Absent { .. } => 8,
+        Cause::Absent { .. } | Cause::Unmatched { .. } => 8,
         Cause::Silent { .. } => 9,
         Cause::Revoked => 10,
         Cause::Shrinks => 11,
@@ -308,6 +308,11 @@ fn write_cause(writer: &mut Writer, cause: &Cause) {
         Cause::Panicked => writer.number(18),
         Cause::Failed(why) => writer.number(19).text(why),
         Cause::Shrinks => writer.number(20),
+        Cause::Unmatched { deadline, unmatched } => {
+            let Unmatched { tag, is_itself, waiting, tags, is_full } = &**unmatched;
+            writer.number(21).number(micros(deadline)).number(u64::from(*tag)).number((*is_itself).into());
+            writer.number(*waiting).number((*is_full).into()).list(tags, |writer, &tag| _ = writer.number(tag.into()))
+        }
     };
 }
 
@@ -347,6 +352,13 @@ fn read_cause(reader: &mut Reader<'_>) -> Option<Cause> {
         18 => Cause::Panicked,
         19 => Cause::Failed(reader.text()?),
         20 => Cause::Shrinks,
+        21 => {
+            let deadline = micros()?;
+            let (tag, is_itself) = (reader.number()? as Tag, reader.number()? != 0);
+            let (waiting, is_full) = (reader.number()?, reader.number()? != 0);
+            let tags = reader.list(|reader| Some(reader.number()? as Tag))?;
+            Cause::Unmatched { deadline, unmatched: Box::new(Unmatched { tag, is_itself, waiting, tags, is_full }) }
+        }
         _ => return None,
     })
 }
@@ -384,6 +396,10 @@ mod tests {
             Cause::Tls("unknown issuer".to_owned()),
             Cause::Panicked,
             Cause::Failed("listening: too many open files".to_owned()),
+            Cause::Unmatched {
+                deadline,
+                unmatched: Box::new(Unmatched { tag: 9, is_itself: false, waiting: 3, tags: vec![5, 7], is_full: true }),
+            },
         ];
         let failed = causes.map(|cause| Failure::Failed { culprit: 2, cause });
         let pairs = [

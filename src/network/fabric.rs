@@ -17,7 +17,7 @@ use crate::host_group::area::{AREA, Area};
 use crate::host_group::{HOME, HostGroup, RegionExchange, stage};
 use crate::sys::Region;
 use crate::trace::{Recorder, Recording};
-use crate::transport::Opener;
+use crate::transport::{NoPeers, Opener};
 use crate::transport::memory::{Hub, MemoryOpener};
 use crate::types::Rank;
 
@@ -131,18 +131,18 @@ impl Fabric {
 
     /// Returns what opens links to the others; `None` for a rank without peers. `reads_memory`: the
     /// system may copy from the memory of processes of this host; the same on all ranks.
-    pub(crate) fn opener(&self, reads_memory: bool) -> Option<Box<dyn Opener>> {
+    pub(crate) fn opener(&self, reads_memory: bool) -> Box<dyn Opener> {
         match &self.backing {
-            Backing::Network(network) => Some(Box::new(NetworkOpener::new(
+            Backing::Network(network) => Box::new(NetworkOpener::new(
                 network.clone(),
                 self.comm_id,
                 self.rank,
                 self.members.clone(),
                 self.hosts.clone(),
                 reads_memory,
-            ))),
-            Backing::Process(hub, _) => Some(Box::new(MemoryOpener { hub: hub.clone(), comm_id: self.comm_id, rank: self.rank })),
-            Backing::Nothing => None,
+            )),
+            Backing::Process(hub, _) => Box::new(MemoryOpener { hub: hub.clone(), comm_id: self.comm_id, rank: self.rank }),
+            Backing::Nothing => Box::new(NoPeers),
         }
     }
 

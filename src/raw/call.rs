@@ -8,7 +8,7 @@ use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::call::{Call, Counts};
 use crate::communicator::Communicator;
 use crate::error::Result;
-use crate::types::{DType, Op, Rank, ReduceOp};
+use crate::types::{DType, Op, Rank, ReduceOp, Tag};
 
 /// A collective, a send or a receive on raw memory. Buffers have no lengths: they follow from the
 /// operation and the counts.
@@ -72,6 +72,13 @@ impl RawCall {
     #[inline]
     pub fn peer(&mut self, peer: Rank) -> &mut RawCall {
         self.call.root = peer;
+        self
+    }
+
+    /// Sets the tag of a send or a receive. Default: 0, which is that of messages without a tag.
+    #[inline]
+    pub fn tag(&mut self, tag: Tag) -> &mut RawCall {
+        self.call.tag = tag;
         self
     }
 

@@ -13,7 +13,8 @@ use crate::types::{Op, Part};
 /// If `algorithm` is not in [`Algorithm::for_op`], and is not the one of two levels where
 /// [`Algorithm::has_two_levels`].
 pub(crate) fn steps(algorithm: Algorithm, problem: Problem<'_>) -> Box<dyn Iterator<Item = Step> + '_> {
-    if problem.world == 1 {
+    // A message goes to the rank itself then.
+    if problem.world == 1 && !problem.op.is_point_to_point() {
         return Box::new(alone(problem).into_iter());
     }
     let steps: Box<dyn Iterator<Item = Step> + '_> = match (algorithm, problem.op) {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use mio::{Events, Registry, Token};
 
 use super::Link;
+use super::loopback::Loopback;
 use crate::error::Cause;
 use crate::sys::{Poll, Waker};
 use crate::trace::{LinkTable, Traffic};
@@ -54,12 +55,25 @@ pub(crate) trait Opener: Send {
     fn attach(&mut self, waker: Arc<Waker>);
 }
 
+/// Opens the links of a rank that is alone.
+pub(crate) struct NoPeers;
+
+impl Opener for NoPeers {
+    fn open(&mut self, _: Rank, _: &Registry, _: Token) -> Result<Option<Box<dyn Link>>, NoLink> {
+        Ok(None)
+    }
+
+    fn attach(&mut self, _: Arc<Waker>) {}
+}
+
 /// All links of one rank.
 pub(crate) struct Mesh {
     links: Vec<Option<Box<dyn Link>>>,
     /// The counters of the open links that count.
     counters: Vec<Option<Arc<Traffic>>>,
     opener: Box<dyn Opener>,
+    /// This rank, which sends messages to itself.
+    own: Option<Rank>,
     poll: Poll,
     events: Events,
     waker: Arc<Waker>,
@@ -82,6 +96,7 @@ impl Mesh {
             links,
             counters: vec![None; world],
             opener,
+            own: None,
             poll,
             events: Events::with_capacity(64),
             waker,
@@ -95,6 +110,11 @@ impl Mesh {
         Mesh { table, ..self }
     }
 
+    /// Gives a rank a link to itself.
+    pub(crate) fn with_loopback(self, own: Rank) -> Mesh {
+        Mesh { own: Some(own), ..self }
+    }
+
     /// Returns the waker, which ends a sleep from another thread.
     pub(crate) fn waker(&self) -> Arc<Waker> {
         self.waker.clone()
@@ -104,6 +124,9 @@ impl Mesh {
     pub(crate) fn link(&mut self, peer: Rank) -> Result<Option<&mut (dyn Link + 'static)>, NoLink> {
         let slot = &mut self.links[peer];
         if slot.is_none() {
+            if self.own == Some(peer) {
+                return Ok(Some(&mut **slot.insert(Box::new(Loopback::default()))));
+            }
             let (registry, token) = (self.poll.registry(), Token(peer));
             let Some(mut link) = self.opener.open(peer, registry, token)? else { return Ok(None) };
             link.register(registry, token).map_err(NoLink::Own)?;

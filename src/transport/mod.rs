@@ -10,12 +10,14 @@
 //! | [`tcp`], `stripe`, [`tls`] | a link over one TCP connection, over several, and over an encrypted one |
 //! | [`congestion`] | congestion control and number of connections of a link, by its round trip |
 //! | [`rail_link`], `rail` | a link over several network interfaces, and one connection of it |
+//! | `loopback` | the link of a rank to itself |
 //! | `stripes` | how links over several connections cut their streams |
 //! | `receive_buffer` | where arrived bytes wait, in links over sockets |
 //! | [`shm`], [`memory`], `ring_link`, `ring` | links in shared memory between processes and between threads, and their rings |
 
 pub(crate) mod congestion;
 mod link;
+mod loopback;
 pub(crate) mod memory;
 mod mesh;
 mod rail;
@@ -33,4 +35,5 @@ mod tests;
 pub(crate) mod tls;
 
 pub(crate) use link::{ALIGN, Link, cause_of, is_end_of_peer};
-pub(crate) use mesh::{Mesh, NoLink, Opener};
+pub(crate) use loopback::MOST_WAITING;
+pub(crate) use mesh::{Mesh, NoLink, NoPeers, Opener};

@@ -461,8 +461,6 @@ fn a_receive_from_any_rank_fails_if_no_rank_sends() {
             }
         },
     );
-    let alone = Communicator::in_process(1).unwrap().pop().unwrap();
-    assert_eq!(argument(alone.recv_any(&mut [0u8]).map(drop)), ArgumentError::SelfPeer { rank: 0 });
 }
 
 /// Sends more messages than any link holds at once, so that headers lie at the end of its buffers
@@ -595,7 +593,6 @@ fn wrong_arguments_are_refused_and_leave_the_communicator_usable() {
             ArgumentError::Root { root: usize::MAX, world_size: 2 }
         );
         assert_eq!(argument(comm.send(&three, 7)), ArgumentError::Peer { peer: 7, world_size: 2 });
-        assert_eq!(argument(comm.recv(&mut three, me)), ArgumentError::SelfPeer { rank: me });
         let average = argument(comm.all_reduce(&mut [1i32], ReduceOp::Average));
         assert!(matches!(average, ArgumentError::ReduceOp { redop: ReduceOp::Average, .. }));
         assert!(matches!(argument(comm.all_reduce(&mut three, ReduceOp::BitAnd)), ArgumentError::ReduceOp { .. }));

@@ -16,6 +16,7 @@ mod mismatches;
 mod observe;
 mod shrink;
 mod start;
+mod tags;
 mod threads;
 #[cfg(feature = "tls")]
 mod tls;

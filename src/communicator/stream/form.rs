@@ -8,7 +8,7 @@ use crate::communicator::operations::operations;
 use crate::communicator::{Communicator, calls};
 use crate::cuda::device::StreamId;
 use crate::error::Result;
-use crate::types::{Element, Rank, ReduceOp};
+use crate::types::{Element, Rank, ReduceOp, Tag};
 
 /// The operations of a communicator in the order of a CUDA stream; see [`Communicator::on`].
 #[derive(Clone, Copy, Debug)]

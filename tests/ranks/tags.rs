@@ -1,0 +1,299 @@
+//! Messages with tags, and messages of a rank to itself.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use kolo::{Cause, Communicator, Error, ReduceOp, Transport, Unmatched};
+
+use crate::common::{Barrier, DEADLINE, all, on_every_transport, random, run};
+
+const WORLD: usize = 3;
+
+/// The tags of the messages; those with the last one are received from any rank.
+const TAGS: [u32; 5] = [0, 1, 7, u32::MAX, 5];
+
+/// Elements of a message. The larger ones are read where they are, or fill the buffers of links.
+const SIZES: [usize; 7] = [0, 1, 5, 300, 1024, 3000, 100_000];
+
+#[derive(Clone)]
+struct Message {
+    from: usize,
+    to: usize,
+    tag: u32,
+    words: Vec<u64>,
+}
+
+/// Returns the messages of a seed, in the order in which they are sent.
+fn messages(seed: u64) -> Vec<Message> {
+    let count = 20 + random(seed, 0) % 60;
+    let message = |number: u64| {
+        let choose = |what: u64, of: usize| (random(seed, 8 * number + what) % of as u64) as usize;
+        let (from, to, tag) = (choose(1, WORLD), choose(2, WORLD), TAGS[choose(3, TAGS.len())]);
+        // The receiver does not know which message it gets from any rank.
+        let len = if tag == TAGS[4] { 5 } else { SIZES[choose(4, SIZES.len())] };
+        Message { from, to, tag, words: (0..len as u64).map(|word| number << 32 | word).collect() }
+    };
+    (1..=count).map(message).collect()
+}
+
+/// Shuffles a list by a seed.
+fn shuffle<T>(list: &mut [T], seed: u64) {
+    for at in (1..list.len()).rev() {
+        list.swap(at, (random(seed, at as u64) % (at as u64 + 1)) as usize);
+    }
+}
+
+/// Sends and receives the messages of a seed, in any order, and compares each with that of a queue for
+/// each pair of ranks and tag.
+fn exchange(comm: &Communicator, seed: u64) {
+    let me = comm.rank();
+    let all = messages(seed);
+    let mut queues: HashMap<(usize, u32), VecDeque<Vec<u64>>> = HashMap::new();
+    for message in all.iter().filter(|message| message.to == me) {
+        queues.entry((message.from, message.tag)).or_default().push_back(message.words.clone());
+    }
+    let mut receives: Vec<(usize, u32)> =
+        all.iter().filter(|message| message.to == me).map(|message| (message.from, message.tag)).collect();
+    shuffle(&mut receives, seed ^ me as u64);
+    let sends: Vec<&Message> = all.iter().filter(|message| message.from == me).collect();
+    let receives_first = random(seed, 1000 + me as u64).is_multiple_of(2);
+
+    let send = || {
+        let mut works = Vec::new();
+        for (number, Message { to, tag, words, .. }) in (0..).zip(&sends) {
+            // All receives have been started, or no message is large: then none waits for a receive.
+            if receives_first && random(seed, 2000 + number).is_multiple_of(2) {
+                comm.send_tagged(words, *to, *tag).unwrap();
+            } else {
+                works.push(comm.start_send_tagged(words.clone(), *to, *tag).unwrap());
+            }
+        }
+        works
+    };
+    let early = if receives_first { Vec::new() } else { send() };
+    let mut from_any = Vec::new();
+    let mut named = Vec::new();
+    for (number, (from, tag)) in (0..).zip(receives) {
+        let queue = queues.get_mut(&(from, tag)).unwrap();
+        if tag == TAGS[4] {
+            from_any.push(comm.start_recv_any_tagged(vec![0u64; 5], tag).unwrap());
+            continue;
+        }
+        let expected = queue.pop_front().unwrap();
+        let into = vec![9u64; expected.len()];
+        if !receives_first && random(seed, 3000 + number).is_multiple_of(2) {
+            let mut into = into;
+            comm.recv_tagged(&mut into, from, tag).unwrap();
+            assert!(into == expected, "seed {seed}: rank {me} receives from {from} with tag {tag}");
+        } else {
+            named.push((from, tag, expected, comm.start_recv_tagged(into, from, tag).unwrap()));
+        }
+    }
+    let late = if receives_first { send() } else { Vec::new() };
+    shuffle(&mut named, seed);
+    for (from, tag, expected, work) in named {
+        assert!(work.wait().unwrap() == expected, "seed {seed}: rank {me} receives from {from} with tag {tag}");
+    }
+    for work in from_any {
+        let (words, from) = work.wait().unwrap();
+        let expected = queues.get_mut(&(from, TAGS[4])).and_then(VecDeque::pop_front);
+        assert_eq!(Some(words), expected, "seed {seed}: rank {me} receives from any rank, which is {from}");
+    }
+    early.into_iter().chain(late).for_each(|work| drop(work.wait().unwrap()));
+}
+
+#[test]
+fn messages_find_their_receives_by_tag_in_any_order() {
+    let seeds = if all() { 300 } else { 25 };
+    let seed = std::process::id() as u64 * 1000;
+    on_every_transport(WORLD, |comm| {
+        for seed in seed..seed + seeds {
+            exchange(&comm, seed);
+            // No rank begins the next seed before the messages of this one were received.
+            comm.barrier().unwrap();
+        }
+    });
+}
+
+/// Messages wait for their receives while other operations take place.
+#[test]
+fn a_message_with_a_tag_waits_while_collectives_run() {
+    on_every_transport(WORLD, |comm| {
+        let (me, next, before) = (comm.rank() as u64, (comm.rank() + 1) % WORLD, (comm.rank() + WORLD - 1) % WORLD);
+        // All ranks have links: the first message to a higher rank opens one.
+        comm.send_recv(&[me], next, &mut [0u64], before).unwrap();
+        for round in 0..10 {
+            for tag in 1..5 {
+                comm.send_tagged(&[me, round, u64::from(tag)], next, tag).unwrap();
+            }
+            for size in [1, 1000, 100_000] {
+                let mut sum = vec![1u64; size];
+                comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+                assert!(sum.iter().all(|&sum| sum == WORLD as u64));
+            }
+            comm.send_recv(&[me], next, &mut [0u64], before).unwrap();
+            for tag in (1..5).rev() {
+                let mut got = [0; 3];
+                comm.recv_tagged(&mut got, before, tag).unwrap();
+                assert_eq!(got, [before as u64, round, u64::from(tag)]);
+            }
+        }
+    });
+}
+
+/// More messages wait than any search from the front could pass.
+#[test]
+fn many_messages_are_received_in_reverse() {
+    const MESSAGES: u32 = 30_000;
+    on_every_transport(2, |comm| {
+        if comm.rank() == 0 {
+            let works: Vec<_> = (1..=MESSAGES).map(|tag| comm.start_send_tagged([tag], 1, tag).unwrap()).collect();
+            works.into_iter().for_each(|work| _ = work.wait().unwrap());
+        } else {
+            for tag in (1..=MESSAGES).rev() {
+                let mut got = [0u32];
+                comm.recv_tagged(&mut got, 0, tag).unwrap();
+                assert_eq!(got, [tag]);
+            }
+        }
+    });
+}
+
+/// A rank keeps 64 MiB of a peer. What exceeds them waits at the sender until others were received.
+#[test]
+fn what_exceeds_the_queue_waits_at_the_sender() {
+    let sent = Barrier::new(2);
+    let fills = |comm: &Communicator| {
+        let (rank, mib) = (comm.rank(), vec![3u8; 20 << 20]);
+        match rank {
+            0 => {
+                let works: Vec<_> = (1..=8).map(|tag| comm.start_send_tagged(mib.clone(), 1, tag).unwrap()).collect();
+                works.into_iter().for_each(|work| drop(work.wait().unwrap()));
+                sent.wait();
+            }
+            _ => {
+                let mut got = vec![0u8; 20 << 20];
+                // Three fit, so the third and the fourth arrive.
+                for tag in [3, 4, 1, 2, 7, 5, 6, 8] {
+                    comm.recv_tagged(&mut got, 0, tag).unwrap();
+                    assert!(got == mib, "tag {tag}");
+                    got.fill(0);
+                }
+                sent.wait();
+            }
+        }
+    };
+    run(2, |_, builder| builder, |comm| fills(&comm));
+    run(2, |_, builder| builder.transport(Transport::Tcp), |comm| fills(&comm));
+}
+
+/// What a receive says that gets no message before the deadline.
+fn unmatched(result: kolo::Result<()>) -> (usize, Unmatched, String) {
+    match result {
+        Err(error @ Error::Peer { .. }) => {
+            let text = error.to_string();
+            match error {
+                Error::Peer { rank, cause: Cause::Unmatched { unmatched, .. }, .. } => (rank, *unmatched, text),
+                _ => panic!("{text}"),
+            }
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_receive_of_a_tag_that_does_not_come_names_those_that_wait() {
+    let done = Barrier::new(2);
+    let waits = |comm: &Communicator, size: usize| {
+        if comm.rank() == 0 {
+            let sent = [5, 9, 7, 7].map(|tag| comm.start_send_tagged(vec![1u8; size], 1, tag).unwrap());
+            done.wait();
+            drop(sent);
+            return;
+        }
+        let (rank, unmatched, text) = unmatched(comm.recv_tagged(&mut [0u8; 4], 0, 4));
+        assert_eq!((rank, unmatched.tag, unmatched.is_itself), (0, 4, false));
+        if size == 4 {
+            assert_eq!((unmatched.waiting, &unmatched.tags[..], unmatched.is_full), (4, &[5, 7, 9][..], false));
+            assert!(text.contains("sent no message with tag 4 within the deadline of 5.0s; 4 messages of other tags wait: 5, 7, 9"), "{text}");
+        } else {
+            assert_eq!((unmatched.waiting, &unmatched.tags[..], unmatched.is_full), (2, &[5, 9][..], true));
+            assert!(text.contains("wait: 5, 9; no more fit, so the next ones wait at the sender"), "{text}");
+        }
+        done.wait();
+    };
+    for size in [4, 30 << 20] {
+        run(2, |_, builder| builder.timeout(DEADLINE), |comm| waits(&comm, size));
+        run(2, |_, builder| builder.timeout(DEADLINE).transport(Transport::Tcp), |comm| waits(&comm, size));
+    }
+}
+
+#[test]
+fn a_message_with_the_tag_and_another_count_is_a_mismatch() {
+    on_every_transport(2, |comm| {
+        if comm.rank() == 0 {
+            comm.send_tagged(&[1u8; 4], 1, 3).unwrap();
+            comm.send_tagged(&[1u8; 4], 1, 4).unwrap();
+            comm.barrier().unwrap_err();
+        } else {
+            // It waits when it is received.
+            comm.recv_tagged(&mut [0u8; 4], 0, 4).unwrap();
+            let error = comm.recv_tagged(&mut [0u8; 5], 0, 3).unwrap_err();
+            let Error::Mismatch { mine, theirs, .. } = &error else { panic!("{error}") };
+            assert_eq!((mine.tag(), mine.count(), theirs.tag(), theirs.count()), (3, 5, 3, 4), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_rank_sends_to_itself() {
+    for world in [1, 2] {
+        on_every_transport(world, |comm| {
+            let me = comm.rank();
+            // A message that fits waits for its receive.
+            for size in [0, 1, 1000, 1 << 20] {
+                let words = vec![size as u64; size];
+                comm.send(&words, me).unwrap();
+                comm.send_tagged(&words, me, 2).unwrap();
+                comm.send(&words, me).unwrap();
+                let mut got = vec![0; size];
+                comm.recv_tagged(&mut got, me, 2).unwrap();
+                assert!(got == words);
+                got.fill(0);
+                assert_eq!(comm.recv_any(&mut got).unwrap(), me);
+                assert!(got == words);
+                comm.recv(&mut got, me).unwrap();
+            }
+            // A larger one goes beside its receive, whichever begins first.
+            let words = vec![7u64; 10 << 20];
+            let (send, recv) = (|| comm.start_send(words.clone(), me).unwrap(), || comm.start_recv(vec![0u64; 10 << 20], me).unwrap());
+            let (first, second) = (send(), recv());
+            assert!(second.wait().unwrap() == words);
+            first.wait().unwrap();
+            let (first, second) = (recv(), send());
+            assert!(first.wait().unwrap() == words);
+            second.wait().unwrap();
+            let mut got = [0u64; 2];
+            comm.send_recv(&[1u64, 2], me, &mut got, me).unwrap();
+            assert_eq!(got, [1, 2]);
+            comm.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_message_to_oneself_that_nothing_receives_ends_at_the_deadline() {
+    let soon = Duration::from_millis(300);
+    for size in [65 << 20, 1] {
+        run(
+            1,
+            |_, builder| builder.timeout(soon),
+            |comm| {
+                let buf = vec![1u8; size];
+                let result = if size > 1 { comm.send(&buf, 0) } else { comm.recv_tagged(&mut [0u8], 0, 3) };
+                let (rank, unmatched, text) = unmatched(result);
+                assert!((rank, unmatched.is_itself) == (0, true) && text.contains("exchanged with itself no message"), "{text}");
+            },
+        );
+    }
+}
