@@ -591,6 +591,10 @@ typedef struct kolo_bucket_stats_t {
 // It called kolo_comm_shrink, and no rank had reported a failure.
 #define KOLO_CAUSE_SHRINKS 21
 
+// It sent no message with the tag of a receive before the deadline, but others wait. Or it is this
+// rank itself, and a message to itself was not received or not sent.
+#define KOLO_CAUSE_UNMATCHED 22
+
 // The error is not about an operation.
 #define KOLO_OP_NONE -1
 
@@ -1036,7 +1040,7 @@ kolo_result_t kolo_send(const void *send,
                         kolo_stream_t stream);
 
 // Receives `count` elements from a rank. Messages of one rank arrive in the order in which it sent
-// them.
+// them. Those with a tag are for kolo_recv_tagged.
 kolo_result_t kolo_recv(void *recv,
                         size_t count,
                         kolo_dtype_t dtype,
@@ -1044,7 +1048,29 @@ kolo_result_t kolo_recv(void *recv,
                         kolo_comm_t comm,
                         kolo_stream_t stream);
 
-// Receives `count` elements from any rank: the first message that arrives and that no earlier
+// As kolo_send, with a tag: the rank receives the message with kolo_recv_tagged and the same tag.
+// Tag 0 is that of messages without a tag. The rank may be this one. A message for which no receive
+// waits when it arrives is kept at the receiver, up to 64 MiB for each sender; later ones wait here.
+kolo_result_t kolo_send_tagged(const void *send,
+                               size_t count,
+                               kolo_dtype_t dtype,
+                               int32_t peer,
+                               uint32_t tag,
+                               kolo_comm_t comm,
+                               kolo_stream_t stream);
+
+// Receives `count` elements that a rank sends with this tag, in any order. Messages of one rank and
+// one tag arrive in the order in which it sent them. If none with this tag comes before the deadline,
+// the error names the tags of those that wait.
+kolo_result_t kolo_recv_tagged(void *recv,
+                               size_t count,
+                               kolo_dtype_t dtype,
+                               int32_t peer,
+                               uint32_t tag,
+                               kolo_comm_t comm,
+                               kolo_stream_t stream);
+
+// Receives `count` elements from any rank: the first message without a tag that arrives and that no earlier
 // receive waits for. Writes its sender to `*source`, unless `source` is NULL. Fails at once if a
 // rank was killed, or ended on this host without kolo_comm_destroy. Not allowed in a group.
 kolo_result_t kolo_recv_any(void *recv,
@@ -1053,6 +1079,15 @@ kolo_result_t kolo_recv_any(void *recv,
                             int32_t *source,
                             kolo_comm_t comm,
                             kolo_stream_t stream);
+
+// As kolo_recv_any, for messages with a tag.
+kolo_result_t kolo_recv_any_tagged(void *recv,
+                                   size_t count,
+                                   kolo_dtype_t dtype,
+                                   int32_t *source,
+                                   uint32_t tag,
+                                   kolo_comm_t comm,
+                                   kolo_stream_t stream);
 
 // Sends to one rank and receives from another, or from the same rank, at the same time. In place if
 // `send` and `recv` are the same and so are the counts: kolo then sends a copy. Buffers that overlap
@@ -1255,6 +1290,26 @@ kolo_result_t kolo_start_recv(void *recv,
                               kolo_stream_t stream,
                               kolo_work_t *work);
 
+// Starts kolo_send_tagged.
+kolo_result_t kolo_start_send_tagged(const void *send,
+                                     size_t count,
+                                     kolo_dtype_t dtype,
+                                     int32_t peer,
+                                     uint32_t tag,
+                                     kolo_comm_t comm,
+                                     kolo_stream_t stream,
+                                     kolo_work_t *work);
+
+// Starts kolo_recv_tagged.
+kolo_result_t kolo_start_recv_tagged(void *recv,
+                                     size_t count,
+                                     kolo_dtype_t dtype,
+                                     int32_t peer,
+                                     uint32_t tag,
+                                     kolo_comm_t comm,
+                                     kolo_stream_t stream,
+                                     kolo_work_t *work);
+
 // Starts kolo_recv_any. `*source` belongs to the operation, too, until it has ended.
 kolo_result_t kolo_start_recv_any(void *recv,
                                   size_t count,
@@ -1263,6 +1318,16 @@ kolo_result_t kolo_start_recv_any(void *recv,
                                   kolo_comm_t comm,
                                   kolo_stream_t stream,
                                   kolo_work_t *work);
+
+// Starts kolo_recv_any_tagged, as kolo_start_recv_any does.
+kolo_result_t kolo_start_recv_any_tagged(void *recv,
+                                         size_t count,
+                                         kolo_dtype_t dtype,
+                                         int32_t *source,
+                                         uint32_t tag,
+                                         kolo_comm_t comm,
+                                         kolo_stream_t stream,
+                                         kolo_work_t *work);
 
 // Sets a function that kolo calls on this thread, about 20 times a second, while a call of this
 // thread waits for other ranks. NULL: none. It is for languages whose signal handlers run between

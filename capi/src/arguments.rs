@@ -155,6 +155,7 @@ pub(crate) struct Arguments {
     recv_counts: Option<*const usize>,
     /// For a receive from any rank: where to write that rank.
     source: Option<*mut i32>,
+    tag: u32,
 }
 
 impl Arguments {
@@ -171,6 +172,7 @@ impl Arguments {
             send_counts: None,
             recv_counts: None,
             source: None,
+            tag: 0,
         }
     }
 
@@ -196,6 +198,10 @@ impl Arguments {
 
     pub(crate) fn peer(self, peer: i32) -> Arguments {
         Arguments { root: (peer, "peer"), ..self }
+    }
+
+    pub(crate) fn tag(self, tag: u32) -> Arguments {
+        Arguments { tag, ..self }
     }
 
     /// Receives from any rank, and writes that rank to `source` unless it is null.
@@ -230,7 +236,7 @@ impl Arguments {
     // In place and inlined: small operations would notice a copy of the call.
     #[inline(always)]
     pub(crate) unsafe fn complete(&self, call: &mut RawCall, comm: &Communicator, stream: kolo_stream_t) -> Result<(), Fault> {
-        call.buffers(self.send.cast(), self.recv.cast(), self.count).root(rank(self.root.0, self.root.1)?);
+        call.buffers(self.send.cast(), self.recv.cast(), self.count).root(rank(self.root.0, self.root.1)?).tag(self.tag);
         // SAFETY: passed on.
         unsafe { call.stream(stream) };
         if let Some(number) = self.redop {

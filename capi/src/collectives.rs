@@ -175,14 +175,30 @@ operations! {
     kolo_start_send;
 
     /// Receives `count` elements from a rank. Messages of one rank arrive in the order in which it sent
-    /// them.
+    /// them. Those with a tag are for kolo_recv_tagged.
     kolo_recv(recv: *mut c_void, count: usize, dtype: kolo_dtype_t, peer: i32)
         => Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).peer(peer);
     /// Starts kolo_recv.
     kolo_start_recv;
+
+    /// As kolo_send, with a tag: the rank receives the message with kolo_recv_tagged and the same tag.
+    /// Tag 0 is that of messages without a tag. The rank may be this one. A message for which no receive
+    /// waits when it arrives is kept at the receiver, up to 64 MiB for each sender; later ones wait here.
+    kolo_send_tagged(send: *const c_void, count: usize, dtype: kolo_dtype_t, peer: i32, tag: u32)
+        => Arguments::of(Op::Send, dtype).buffers(send, std::ptr::null_mut(), count).peer(peer).tag(tag);
+    /// Starts kolo_send_tagged.
+    kolo_start_send_tagged;
+
+    /// Receives `count` elements that a rank sends with this tag, in any order. Messages of one rank and
+    /// one tag arrive in the order in which it sent them. If none with this tag comes before the deadline,
+    /// the error names the tags of those that wait.
+    kolo_recv_tagged(recv: *mut c_void, count: usize, dtype: kolo_dtype_t, peer: i32, tag: u32)
+        => Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).peer(peer).tag(tag);
+    /// Starts kolo_recv_tagged.
+    kolo_start_recv_tagged;
 }
 
-/// Receives `count` elements from any rank: the first message that arrives and that no earlier
+/// Receives `count` elements from any rank: the first message without a tag that arrives and that no earlier
 /// receive waits for. Writes its sender to `*source`, unless `source` is NULL. Fails at once if a
 /// rank was killed, or ended on this host without kolo_comm_destroy. Not allowed in a group.
 #[unsafe(no_mangle)]
@@ -194,9 +210,24 @@ pub unsafe extern "C" fn kolo_recv_any(
     comm: kolo_comm_t,
     stream: kolo_stream_t,
 ) -> kolo_result_t {
-    let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).any_source(source);
+    // SAFETY: passed on.
+    unsafe { kolo_recv_any_tagged(recv, count, dtype, source, 0, comm, stream) }
+}
+
+/// As kolo_recv_any, for messages with a tag.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_recv_any_tagged(
+    recv: *mut c_void,
+    count: usize,
+    dtype: kolo_dtype_t,
+    source: *mut i32,
+    tag: u32,
+    comm: kolo_comm_t,
+    stream: kolo_stream_t,
+) -> kolo_result_t {
+    let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).any_source(source).tag(tag);
     on(comm, |this: &Comm| {
-        held::refuse("kolo_recv_any")?;
+        held::refuse("a receive from any rank")?;
         // SAFETY: no counts are read; the buffers are valid until this returns, as the header says.
         unsafe { arguments.describe(&this.comm, stream)?.prepare(&this.comm)?.run(&this.comm) }.map_err(Fault::from)
     })

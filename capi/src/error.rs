@@ -134,6 +134,7 @@ fn cause_number(cause: &Cause) -> kolo_cause_t {
         Cause::Panicked => KOLO_CAUSE_PANICKED,
         Cause::Failed(_) => KOLO_CAUSE_FAILED,
         Cause::Shrinks => KOLO_CAUSE_SHRINKS,
+        Cause::Unmatched { .. } => KOLO_CAUSE_UNMATCHED,
         // As above.
         _ => KOLO_CAUSE_NONE,
     }

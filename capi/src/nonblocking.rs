@@ -55,7 +55,23 @@ pub unsafe extern "C" fn kolo_start_recv_any(
     stream: kolo_stream_t,
     work: *mut kolo_work_t,
 ) -> kolo_result_t {
-    let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).any_source(source);
+    // SAFETY: passed on.
+    unsafe { kolo_start_recv_any_tagged(recv, count, dtype, source, 0, comm, stream, work) }
+}
+
+/// Starts kolo_recv_any_tagged, as kolo_start_recv_any does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kolo_start_recv_any_tagged(
+    recv: *mut c_void,
+    count: usize,
+    dtype: kolo_dtype_t,
+    source: *mut i32,
+    tag: u32,
+    comm: kolo_comm_t,
+    stream: kolo_stream_t,
+    work: *mut kolo_work_t,
+) -> kolo_result_t {
+    let arguments = Arguments::of(Op::Recv, dtype).buffers(std::ptr::null(), recv, count).any_source(source).tag(tag);
     // SAFETY: the caller's buffers are valid, as the header says.
     unsafe { start(comm, stream, work, arguments) }
 }

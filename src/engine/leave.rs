@@ -3,10 +3,13 @@
 use std::time::Instant;
 
 use super::frame::{Frame, Kind};
+use super::receive::message;
 use super::state::Engine;
+use super::unexpected::Queue;
 use crate::buffer::RawSlice;
+use crate::error::shown::list;
 use crate::timeouts::LAST_MESSAGES;
-use crate::types::{Descriptor, Rank};
+use crate::types::{Descriptor, Rank, Tag};
 
 impl Engine {
     /// Tells peers that this rank takes part no longer: it leaves after operation `last_seq`, or an
@@ -21,6 +24,9 @@ impl Engine {
                 crate::log::debug!(?why, caller, "cannot tell a rank that has just connected that this rank leaves");
             }
         }
+        if !failed {
+            self.name_unreceived();
+        }
         // The peers that have not got all of the message, and how much of it each has got.
         let mut rest: Vec<(Rank, usize)> = self.mesh.open_links().map(|(peer, _)| (peer, 0)).collect();
         let until = Instant::now() + LAST_MESSAGES;
@@ -33,6 +39,33 @@ impl Engine {
             let waits: Vec<_> = rest.iter().map(|&(peer, _)| (peer, true, false)).collect();
             if self.mesh.sleep(waits.iter().copied(), left).is_err() {
                 return;
+            }
+        }
+    }
+
+    /// Names the messages that have arrived and that no receive has taken.
+    fn name_unreceived(&mut self) {
+        let peers: Vec<Rank> = self.mesh.open_links().map(|(peer, _)| peer).collect();
+        for peer in peers {
+            let mut tags: Vec<Tag> = self.unexpected.of(peer).into_iter().flat_map(Queue::tags).collect();
+            let mut messages = self.unexpected.of(peer).map_or(0, |queue| queue.count);
+            let next = match (self.unexpected.coming(peer), self.mesh.link(peer)) {
+                (Some(message), _) => Some(message.descriptor),
+                (None, Ok(Some(link))) => {
+                    let header = self.inboxes[peer].header(link, &mut false).ok().flatten();
+                    header.and_then(|header| Some(message(header)?.0))
+                }
+                (None, _) => None,
+            };
+            if let Some(next) = next {
+                messages += 1;
+                tags.push(next.tag());
+                tags.sort_unstable();
+                tags.dedup();
+            }
+            if messages > 0 {
+                let tags = list(&tags.into_iter().map(|tag| tag as usize).collect::<Vec<_>>());
+                crate::log::warn!(rank = peer, messages, tags, "this rank leaves without having received messages of a rank");
             }
         }
     }

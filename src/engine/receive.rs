@@ -335,7 +335,7 @@ enum Next {
 }
 
 /// Returns the descriptor and the bytes of the message of a send.
-fn message(header: &[u8; HEADER]) -> Option<(Descriptor, u64)> {
+pub(super) fn message(header: &[u8; HEADER]) -> Option<(Descriptor, u64)> {
     let Frame { kind, len, descriptor } = Frame::decode(header)?;
     let descriptor = Descriptor::decode(descriptor)?;
     (kind == Kind::Data && descriptor.op == Op::Send).then_some((descriptor, len))

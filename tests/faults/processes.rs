@@ -340,6 +340,54 @@ pub(crate) fn left_and_ended() -> Outcome {
 
 /// A receive from any rank fails when no rank is left that might send. It names the one that was killed,
 /// and not one that left.
+/// A rank is killed whose messages wait for their receives. A receive of another tag names it.
+pub(crate) fn killed_with_a_message() -> Outcome {
+    on_every_transport(|name, more| {
+        let mut job = Job::start("tags", 2, 600_000, more);
+        [0, 1].into_iter().for_each(|rank| _ = job.hear(rank, "ready"));
+        job.kill(0);
+        let since = now();
+        job.tell(1);
+        let failure = job.failure(1);
+        assert_eq!(failure.culprit, Some(0), "{name}: {}", failure.text);
+        assert!(GONE.contains(&failure.cause.split([' ', '(']).next().unwrap()), "{name}: {}", failure.text);
+        in_time(&format!("{name}: the receiver knows"), Duration::from_micros(now() - since), ASKED);
+        job.lives_on(1);
+    });
+    Passed(String::new())
+}
+
+/// The messages before the one that is awaited do not fit into the queue: at the deadline, the error lists
+/// those that wait.
+pub(crate) fn messages_that_do_not_fit() -> Outcome {
+    on_every_transport(|name, more| {
+        let mut job = Job::start("many tags", 2, 3000, more);
+        [0, 1].into_iter().for_each(|rank| _ = job.hear(rank, "ready"));
+        job.tell(1);
+        let failure = job.failure(1);
+        assert_eq!(failure.culprit, Some(0), "{name}: {}", failure.text);
+        let says = "sent no message with tag 4 within the deadline of 3.0s; 3 messages of other tags wait: 5, 6, 7; no more fit";
+        assert!(failure.text.contains(says), "{name}: {}", failure.text);
+        job.lives_on(1);
+    });
+    Passed(String::new())
+}
+
+/// A rank leaves without having received messages: it names their sender and their tags.
+pub(crate) fn never_received() -> Outcome {
+    on_every_transport(|name, more| {
+        let mut job = Job::start("tags at the end", 2, 600_000, more);
+        [0, 1].into_iter().for_each(|rank| _ = job.hear(rank, "ready"));
+        job.tell(1);
+        let said = job.hear_log(1, &["WARN", "leaves without having received messages"]);
+        assert!(said.contains("rank=0") && said.contains("messages=3") && said.contains("5, 7"), "{name}: {said}");
+        job.ends_clean(1);
+        job.tell(0);
+        job.ends_clean(0);
+    });
+    Passed(String::new())
+}
+
 pub(crate) fn any_names_the_killed() -> Outcome {
     on_every_transport(|name, more| {
         for killed in [1, 3] {

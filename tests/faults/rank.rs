@@ -105,6 +105,7 @@ fn run_task(task: &str, comm: &Communicator) -> Task {
         "last words" => last_words(comm),
         "messages" => messages(comm),
         "part fails" => part_fails(comm),
+        "tags" | "many tags" | "tags at the end" => tags(comm, task),
         "any" | "any of some" => any(comm, task == "any"),
         "ended" => receives_from_the_ended(comm),
         "crossed" => crossed(comm),
@@ -168,6 +169,39 @@ fn receives_from_the_ended(comm: &Communicator) -> Task {
         std::thread::sleep(Duration::from_millis(1));
     }
     Calls::of(comm).call(Op::Recv, |comm| comm.recv(&mut [0u8; 4], 1))
+}
+
+/// Rank 0 sends messages with tags, of which rank 1 receives the one with tag 9. Then it receives one that
+/// does not come, or leaves.
+fn tags(comm: &Communicator, task: &str) -> Task {
+    // Three of these fit into the queue of a peer.
+    let size = if task == "many tags" { 20 << 20 } else { 100 };
+    if comm.rank() == 0 {
+        let tags = if task == "many tags" { vec![5, 7, 6, 8, 4] } else { vec![5, 7, 7, 9] };
+        let works: Vec<_> =
+            tags.into_iter().map(|tag| comm.start_send_tagged(vec![tag as u8; size], 1, tag)).collect::<Result<_, _>>()?;
+        if task != "many tags" {
+            works.into_iter().try_for_each(|work| work.wait().map(drop))?;
+        }
+        say("ready");
+        if task == "tags" { sleep() } else { await_line() }
+        return Err(leaves());
+    }
+    let mut got = vec![0u8; size];
+    if task != "many tags" {
+        comm.recv_tagged(&mut got, 0, 9)?;
+    }
+    say("ready");
+    await_line();
+    if task == "tags at the end" {
+        return Err(leaves());
+    }
+    if task == "tags" {
+        // It has arrived, and its sender is gone, which another thread may have noticed.
+        comm.recv_tagged(&mut got, 0, 5)?;
+        assert_eq!(got, [5; 100]);
+    }
+    Ok(comm.recv_tagged(&mut got, 0, 4)?)
 }
 
 /// Rank 0 receives from any rank after one was killed, with which it has no link, and while the others

@@ -185,7 +185,7 @@ fn a_call_that_is_refused_gives_its_buffers_back() {
         one(comm.start_reduce(values(), ReduceOp::Sum, 2));
         one(comm.start_all_reduce(values(), ReduceOp::Average));
         one(comm.start_all_gather_in_place(values()));
-        one(comm.start_send(values(), me));
+        one(comm.start_send(values(), 3));
         one(comm.start_recv(values(), 2));
         let (error, buffers) = comm.start_all_gather(values(), [9u32; 5]).unwrap_err().into_parts();
         assert!(matches!(error, Error::Argument { problem: ArgumentError::Length { .. }, .. }), "{error}");

@@ -740,16 +740,15 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::recv(Tensors& tensors, int from, int
   return message(tensors, from, tag, false);
 }
 
-// kolo's messages between two ranks arrive in the order in which they were sent, and have no tags.
-// A tag other than 0 travels behind the data. So a message that was meant for another receive is an
-// error, and is not taken for this one's. Without a peer, the first message from any rank is
-// received.
+// Without a peer, the first message from any rank is received.
 ProcessGroupKolo::WorkPtr ProcessGroupKolo::message(Tensors& tensors, std::optional<int> peer, int tag, bool sends) {
   const char* name = sends ? "send" : "recv";
   const at::Tensor& tensor = only(tensors, name);
   sends ? check_dense(tensor, name) : check_writable(tensor, name);
+  TORCH_CHECK_VALUE(tag >= 0, name, ": the tag is ", tag, "; it must not be negative");
+  const auto number = static_cast<uint32_t>(tag);
   const OpType type = sends ? OpType::SEND : peer ? OpType::RECV : OpType::RECVANYSOURCE;
-  Launch launch(*this, {type, name, sends ? "kolo:send" : "kolo:recv", true, c10d::kUnsetTimeout, true, tag != 0}, tensor);
+  Launch launch(*this, {type, name, sends ? "kolo:send" : "kolo:recv", true, c10d::kUnsetTimeout, true}, tensor);
   at::Tensor memory = sends ? launch.in(tensor) : launch.out(tensor);
   auto [dtype, factor] = moved(tensor.scalar_type());
   size_t count = static_cast<size_t>(tensor.numel()) * factor;
@@ -758,41 +757,12 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::message(Tensors& tensors, std::optio
     source = at::full({1}, -1, at::kInt);
     launch.keep(source);
   }
-  if (tag != 0) {
-    launch.await_copies();
-    const int64_t bytes = static_cast<int64_t>(memory.nbytes());
-    const int64_t mine = tag;
-    const at::Tensor tagged = at::empty({bytes + static_cast<int64_t>(sizeof mine)}, at::kByte);
-    auto* start = static_cast<char*>(tagged.data_ptr());
-    launch.keep(tagged);
-    if (sends) {
-      std::memcpy(start, memory.const_data_ptr(), bytes);
-      std::memcpy(start + bytes, &mine, sizeof mine);
-    } else {
-      launch.then([tagged, memory, start, bytes, mine, peer, source] {
-        int64_t theirs = 0;
-        std::memcpy(&theirs, start + bytes, sizeof theirs);
-        if (theirs != mine) {
-          C10_THROW_ERROR(
-              DistBackendError,
-              c10::str(
-                  "recv: the next message of rank ", peer ? *peer : *source.const_data_ptr<int32_t>(), " has the tag ", theirs, ", and ", mine,
-                  " was expected. With the kolo backend, messages of two ranks arrive in the order in which they were sent: receive in that "
-                  "order."));
-        }
-        std::memcpy(memory.data_ptr(), start, bytes);
-      });
-    }
-    memory = tagged;
-    dtype = KOLO_UINT8;
-    count = static_cast<size_t>(tagged.numel());
-  }
   if (sends) {
-    launch.run(kolo_send, kolo_start_send, memory.const_data_ptr(), count, dtype, *peer);
+    launch.run(kolo_send_tagged, kolo_start_send_tagged, memory.const_data_ptr(), count, dtype, *peer, number);
   } else if (peer) {
-    launch.run(kolo_recv, kolo_start_recv, memory.data_ptr(), count, dtype, *peer);
+    launch.run(kolo_recv_tagged, kolo_start_recv_tagged, memory.data_ptr(), count, dtype, *peer, number);
   } else {
-    launch.run(kolo_recv_any, kolo_start_recv_any, memory.data_ptr(), count, dtype, source.data_ptr<int32_t>());
+    launch.run(kolo_recv_any_tagged, kolo_start_recv_any_tagged, memory.data_ptr(), count, dtype, source.data_ptr<int32_t>(), number);
   }
   return launch.done(tensors, source);
 }

@@ -11,7 +11,7 @@ namespace {
 // Whether the deadline has passed.
 bool is_timeout(const kolo_error_t& error) {
   return error.cause == KOLO_CAUSE_SILENT || error.cause == KOLO_CAUSE_ABSENT || error.cause == KOLO_CAUSE_STOPPED ||
-      error.cause == KOLO_CAUSE_UNRESPONSIVE;
+      error.cause == KOLO_CAUSE_UNRESPONSIVE || error.cause == KOLO_CAUSE_UNMATCHED;
 }
 
 } // namespace

@@ -607,6 +607,16 @@ def messages(group):
         output = torch.zeros(5, dtype=torch.int64)
         assert dist.recv(output, group_src=0, group=group, tag=7) == dist.get_global_rank(group, 0)
         same(output, torch.arange(5))
+    # Receives find their messages by tag, in any order.
+    if rank == 0:
+        works = [dist.isend(torch.full((1000,), float(tag)), group_dst=1, group=group, tag=tag) for tag in range(5)]
+        for work in works:
+            work.wait()
+    elif rank == 1:
+        for tag in (3, 0, 4, 2, 1):
+            output = torch.zeros(1000)
+            dist.recv(output, group_src=0, group=group, tag=tag)
+            same(output, torch.full((1000,), float(tag)))
 
 
 @check

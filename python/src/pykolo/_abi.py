@@ -102,6 +102,7 @@ CAUSES = (
     "panicked",
     "failed",
     "shrinks",
+    "unmatched",
 )
 
 # The names of KOLO_OP_, by number.
@@ -477,7 +478,10 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "barrier": (c_int32, c_void_p, c_void_p),
     "send": (c_int32, c_void_p, c_size_t, c_int32, c_int32, c_void_p, c_void_p),
     "recv": (c_int32, c_void_p, c_size_t, c_int32, c_int32, c_void_p, c_void_p),
+    "send_tagged": (c_int32, c_void_p, c_size_t, c_int32, c_int32, c_uint32, c_void_p, c_void_p),
+    "recv_tagged": (c_int32, c_void_p, c_size_t, c_int32, c_int32, c_uint32, c_void_p, c_void_p),
     "recv_any": (c_int32, c_void_p, c_size_t, c_int32, POINTER(c_int32), c_void_p, c_void_p),
+    "recv_any_tagged": (c_int32, c_void_p, c_size_t, c_int32, POINTER(c_int32), c_uint32, c_void_p, c_void_p),
     "send_recv": (c_int32, c_void_p, c_size_t, c_int32, c_void_p, c_size_t, c_int32, c_int32, c_void_p, c_void_p),
     "work_wait": (c_int32, c_void_p),
     "work_wait_timeout": (c_int32, c_void_p, c_uint64),
@@ -502,7 +506,10 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "start_barrier": (c_int32, c_void_p, c_void_p, POINTER(c_void_p)),
     "start_send": (c_int32, c_void_p, c_size_t, c_int32, c_int32, c_void_p, c_void_p, POINTER(c_void_p)),
     "start_recv": (c_int32, c_void_p, c_size_t, c_int32, c_int32, c_void_p, c_void_p, POINTER(c_void_p)),
+    "start_send_tagged": (c_int32, c_void_p, c_size_t, c_int32, c_int32, c_uint32, c_void_p, c_void_p, POINTER(c_void_p)),
+    "start_recv_tagged": (c_int32, c_void_p, c_size_t, c_int32, c_int32, c_uint32, c_void_p, c_void_p, POINTER(c_void_p)),
     "start_recv_any": (c_int32, c_void_p, c_size_t, c_int32, POINTER(c_int32), c_void_p, c_void_p, POINTER(c_void_p)),
+    "start_recv_any_tagged": (c_int32, c_void_p, c_size_t, c_int32, POINTER(c_int32), c_uint32, c_void_p, c_void_p, POINTER(c_void_p)),
     "set_wait_check": (c_int32, WaitCheck, c_void_p),
     "group_start": (c_int32,),
     "group_end": (c_int32,),

@@ -13,7 +13,7 @@ _last_error = function("last_error")
 _error_string = function("error_string")
 
 # The deadline has passed.
-_CAUSES_OF_TIMEOUT = ("silent", "absent", "stopped", "unresponsive")
+_CAUSES_OF_TIMEOUT = ("silent", "absent", "stopped", "unresponsive", "unmatched")
 
 
 class KoloError(RuntimeError):

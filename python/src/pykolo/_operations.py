@@ -85,6 +85,16 @@ def _same(op: str, x: Memory, out: Memory, count: int, what: str = "x") -> None:
         raise ArgumentError(f"{op}: out has {out.count} elements, and needs {count}", op=op)
 
 
+def _tagged(name: str, arguments: tuple[Any, ...], tag: int) -> tuple[str, tuple[Any, ...]]:
+    """A message with a tag."""
+    if tag == 0:
+        return name, arguments
+    number = operator.index(tag)
+    if not 0 <= number < 1 << 32:
+        raise ArgumentError(f"{name}: tag {number} is out of range: tags are from 0 to {(1 << 32) - 1}", op=name)
+    return name + "_tagged", (*arguments, ctypes.c_uint32(number))
+
+
 class Operations:
     """What all ranks of a communicator call together, and messages between two."""
 
@@ -302,19 +312,21 @@ class Operations:
         arguments = (source.pointer, into.pointer, c_size_t(into.parts), source.element.code, root)
         return (name, arguments, lambda: out, (source, into))
 
-    def _send(self, x: Any, peer: int, stream: Any) -> _Call:
+    def _send(self, x: Any, peer: int, tag: int, stream: Any) -> _Call:
         memory = self._in(x, "send", stream)
-        return ("send", (memory.pointer, c_size_t(memory.parts), memory.element.code, self._root(peer, "send")), _nothing, (memory,))
+        arguments = (memory.pointer, c_size_t(memory.parts), memory.element.code, self._root(peer, "send"))
+        return (*_tagged("send", arguments, tag), _nothing, (memory,))
 
-    def _recv(self, out: Any, peer: int, stream: Any) -> _Call:
+    def _recv(self, out: Any, peer: int, tag: int, stream: Any) -> _Call:
         memory = self._out(out, "recv", stream)
         arguments = (memory.pointer, c_size_t(memory.parts), memory.element.code, self._root(peer, "recv"))
-        return ("recv", arguments, lambda: out, (memory,))
+        return (*_tagged("recv", arguments, tag), lambda: out, (memory,))
 
-    def _recv_any(self, out: Any, stream: Any) -> _Call:
+    def _recv_any(self, out: Any, tag: int, stream: Any) -> _Call:
         memory = self._out(out, "recv_any", stream)
         source = ctypes.c_int32()
-        return ("recv_any", (memory.pointer, c_size_t(memory.parts), memory.element.code, ctypes.byref(source)), lambda: source.value, (memory,))
+        arguments = (memory.pointer, c_size_t(memory.parts), memory.element.code, ctypes.byref(source))
+        return (*_tagged("recv_any", arguments, tag), lambda: source.value, (memory,))
 
     def all_reduce(self, x: A, out: A | None = None, op: ReduceOp = "sum", *, timeout: Timeout = None, stream: Any = None) -> A:
         """Reduces the arrays of all ranks element by element: in place, or into ``out``."""
@@ -446,31 +458,31 @@ class Operations:
         """Starts ``barrier``."""
         return self._start(("barrier", (), _nothing, ()), timeout, stream)
 
-    def send(self, x: Any, peer: int, *, timeout: Timeout = None, stream: Any = None) -> None:
-        """Sends an array to a rank, which receives as many elements of the same type. It may wait
-        until that rank receives.
+    def send(self, x: Any, peer: int, tag: int = 0, *, timeout: Timeout = None, stream: Any = None) -> None:
+        """Sends an array to a rank, which receives as many elements of the same type, with the same
+        tag. It may wait until that rank receives. The rank may be this one.
         """
-        self._run(self._send(x, peer, stream), timeout, stream)
+        self._run(self._send(x, peer, tag, stream), timeout, stream)
 
-    def start_send(self, x: Any, peer: int, *, timeout: Timeout = None, stream: Any = None) -> Work[None]:
+    def start_send(self, x: Any, peer: int, tag: int = 0, *, timeout: Timeout = None, stream: Any = None) -> Work[None]:
         """Starts ``send``."""
-        return self._start(self._send(x, peer, stream), timeout, stream)
+        return self._start(self._send(x, peer, tag, stream), timeout, stream)
 
-    def recv(self, out: A, peer: int, *, timeout: Timeout = None, stream: Any = None) -> A:
-        """Receives the next message of a rank into an array, and returns that."""
-        return self._run(self._recv(out, peer, stream), timeout, stream)  # type: ignore[no-any-return]
+    def recv(self, out: A, peer: int, tag: int = 0, *, timeout: Timeout = None, stream: Any = None) -> A:
+        """Receives the next message of a rank with this tag into an array, and returns that."""
+        return self._run(self._recv(out, peer, tag, stream), timeout, stream)  # type: ignore[no-any-return]
 
-    def start_recv(self, out: A, peer: int, *, timeout: Timeout = None, stream: Any = None) -> Work[A]:
+    def start_recv(self, out: A, peer: int, tag: int = 0, *, timeout: Timeout = None, stream: Any = None) -> Work[A]:
         """Starts ``recv``."""
-        return self._start(self._recv(out, peer, stream), timeout, stream)
+        return self._start(self._recv(out, peer, tag, stream), timeout, stream)
 
-    def recv_any(self, out: Any, *, timeout: Timeout = None, stream: Any = None) -> int:
-        """Receives the first message of any rank into an array, and returns that rank."""
-        return self._run(self._recv_any(out, stream), timeout, stream)  # type: ignore[no-any-return]
+    def recv_any(self, out: Any, tag: int = 0, *, timeout: Timeout = None, stream: Any = None) -> int:
+        """Receives the first message of any rank with this tag into an array, and returns that rank."""
+        return self._run(self._recv_any(out, tag, stream), timeout, stream)  # type: ignore[no-any-return]
 
-    def start_recv_any(self, out: Any, *, timeout: Timeout = None, stream: Any = None) -> Work[int]:
+    def start_recv_any(self, out: Any, tag: int = 0, *, timeout: Timeout = None, stream: Any = None) -> Work[int]:
         """Starts ``recv_any``."""
-        return self._start(self._recv_any(out, stream), timeout, stream)
+        return self._start(self._recv_any(out, tag, stream), timeout, stream)
 
     def send_recv(self, x: Any, to: int, out: A, source: int, *, timeout: Timeout = None, stream: Any = None) -> A:
         """Sends an array to one rank and receives one from another, or the same, at the same time."""

@@ -3,7 +3,6 @@
 import ctypes
 import datetime
 import os
-import struct
 import threading
 import warnings
 import weakref
@@ -746,16 +745,9 @@ class ProcessGroupKolo(Base):
         tensor = only(tensors, "send")
         check_dense(tensor, "send")
         dtype, factor = moved(tensor.dtype)
-        with Launch(self, SEND, tensor, needs_host=tag != 0) as launch:
+        with Launch(self, SEND, tensor) as launch:
             memory = launch.input(tensor)
-            if tag == 0:
-                launch.run(library.send, memory.data_ptr(), memory.numel() * factor, dtype, to)
-            else:
-                tagged = bytearray(memory.nbytes) + TAG.pack(tag)
-                ctypes.memmove((ctypes.c_char * len(tagged)).from_buffer(tagged), memory.data_ptr(), memory.nbytes)
-                tagged = torch.frombuffer(tagged, dtype=torch.uint8)
-                launch.keep(tagged)
-                launch.run(library.send, tagged.data_ptr(), tagged.numel(), library.UINT8, to)
+            launch.run(library.send_tagged, memory.data_ptr(), memory.numel() * factor, dtype, to, not_negative(tag, "send"))
             return launch.done(tensors)
 
     def recv(self, tensors, peer, tag=0):
@@ -765,31 +757,20 @@ class ProcessGroupKolo(Base):
         return self._receive(tensors, None, tag)
 
     def _receive(self, tensors, peer, tag):
-        """kolo's messages between two ranks arrive in the order in which they were sent, and have
-        no tags.
-
-        A tag other than 0 travels behind the data. So a message that was meant for another receive
-        is an error, and is not taken for this one's. Without a peer, the first message from any
-        rank is received.
-        """
+        """Without a peer, the first message from any rank is received."""
         tensor = only(tensors, "recv")
         check_writable(tensor, "recv")
         dtype, factor = moved(tensor.dtype)
         source = ctypes.c_int32(-1) if peer is None else None
-        with Launch(self, RECV, tensor, needs_host=tag != 0) as launch:
+        tag = not_negative(tag, "recv")
+        with Launch(self, RECV, tensor) as launch:
             memory = launch.output(tensor)
-            count = memory.numel() * factor
-            pointer = memory.data_ptr()
-            if tag != 0:
-                tagged = torch.empty(memory.nbytes + TAG.size, dtype=torch.uint8)
-                launch.keep(tagged)
-                launch.then(lambda: take_tagged(tagged, memory, tag, source.value if peer is None else peer))
-                pointer, count, dtype = tagged.data_ptr(), tagged.numel(), library.UINT8
+            pointer, count = memory.data_ptr(), memory.numel() * factor
             if peer is None:
                 launch.keep(source)
-                launch.run(library.recv_any, pointer, count, dtype, source)
+                launch.run(library.recv_any_tagged, pointer, count, dtype, source, tag)
             else:
-                launch.run(library.recv, pointer, count, dtype, peer)
+                launch.run(library.recv_tagged, pointer, count, dtype, peer, tag)
             return launch.done(tensors, source)
 
     # ---- Several calls as one ----
@@ -858,18 +839,10 @@ class ProcessGroupKolo(Base):
         return torch.frombuffer(memory, dtype=dtype, count=size)
 
 
-# A tag behind a message.
-TAG = struct.Struct("=q")
-
-
-def take_tagged(tagged, memory, tag, sender):
-    (theirs,) = TAG.unpack(tagged[-TAG.size :].numpy().tobytes())
-    if theirs != tag:
-        raise dist.DistBackendError(
-            f"recv: the next message of rank {sender} has the tag {theirs}, and {tag} was expected. With the kolo backend, messages of two "
-            "ranks arrive in the order in which they were sent: receive in that order."
-        )
-    ctypes.memmove(memory.data_ptr(), tagged.data_ptr(), memory.nbytes)
+def not_negative(tag, name):
+    if tag < 0:
+        raise ValueError(f"{name}: the tag is {tag}; it must not be negative")
+    return tag
 
 
 def close(collectives, messages, hooks, patience_ms):

@@ -20,8 +20,8 @@ ERR_FORKED = 21
 # Results that are no failure of the group. This rank has ended it itself if it is aborted.
 GROUP_GOES_ON = (OK, IN_PROGRESS, ERR_ARGUMENT, ERR_HANDLE, ERR_SETTING, ERR_UNSUPPORTED, ERR_ABORTED, ERR_FORKED)
 
-# Silent, absent, stopped, unresponsive: the deadline has passed.
-CAUSES_OF_TIMEOUT = (4, 11, 12, 13)
+# Silent, absent, stopped, unresponsive, unmatched: the deadline has passed.
+CAUSES_OF_TIMEOUT = (4, 11, 12, 13, 22)
 
 INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, INT16, UINT16, BOOL, FLOAT8_E4M3, FLOAT8_E5M2 = range(15)
 SUM, PROD, MAX, MIN, AVG, BAND, BOR, BXOR = range(8)
@@ -176,7 +176,9 @@ scatter = _operation("scatter", Memory, Memory, Count, Type, Rank)
 barrier = _operation("barrier")
 send = _operation("send", Memory, Count, Type, Rank)
 recv = _operation("recv", Memory, Count, Type, Rank)
-recv_any = _operation("recv_any", Memory, Count, Type, POINTER(c_int32))
+send_tagged = _operation("send_tagged", Memory, Count, Type, Rank, c_uint32)
+recv_tagged = _operation("recv_tagged", Memory, Count, Type, Rank, c_uint32)
+recv_any_tagged = _operation("recv_any_tagged", Memory, Count, Type, POINTER(c_int32), c_uint32)
 
 last_error = _function("last_error", Handle, POINTER(Error))
 error_string = _function("error_string", c_int32, returns=c_char_p)
