@@ -361,7 +361,12 @@ pub(crate) fn killed_with_a_message() -> Outcome {
 /// those that wait.
 pub(crate) fn messages_that_do_not_fit() -> Outcome {
     on_every_transport(|name, more| {
-        let mut job = Job::start("many tags", 2, 3000, more);
+        let mut job = Job::start("many tags", 2, 3000, |rank, command| {
+            more(rank, command);
+            if rank == 0 {
+                command.env(DEADLINE, "600000");
+            }
+        });
         [0, 1].into_iter().for_each(|rank| _ = job.hear(rank, "ready"));
         job.tell(1);
         let failure = job.failure(1);
