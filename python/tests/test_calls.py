@@ -117,10 +117,23 @@ def test_operations(n, operation):
 def test_messages(n):
     def of_rank(comm):
         right, left = (comm.rank + 1) % n, (comm.rank - 1) % n
+        comm.send(filled(7, 3), comm.rank)
+        comm.send(filled(8, 3), comm.rank, tag=8)
+        same(comm.recv(numpy.empty(3), comm.rank, tag=8), filled(8, 3))
+        same(comm.recv(numpy.empty(3), comm.rank), filled(7, 3))
+        with pytest.raises(pykolo.ArgumentError, match="tag -1 is out of range"):
+            comm.send(filled(7, 3), comm.rank, tag=-1)
         if n == 1:
-            with pytest.raises(pykolo.ArgumentError, match="itself"):
-                comm.send(filled(0, 3), 0)
             return
+        sent = [comm.start_send(filled(tag, 4), right, tag) for tag in (1, 2, 1 << 31)]
+        for tag in (1 << 31, 1, 2):
+            same(comm.recv(numpy.empty(4), left, tag), filled(tag, 4))
+        for work in sent:
+            assert work.wait() is None
+        if comm.rank:
+            comm.send(filled(3, 2), 0, tag=3)
+        else:
+            assert sorted(comm.recv_any(numpy.empty(2), tag=3) for _ in range(1, n)) == list(range(1, n))
         same(comm.send_recv(filled(comm.rank, 3), right, numpy.empty(3), left), filled(left, 3))
         sent = comm.start_send(filled(comm.rank, 4), right)
         same(comm.start_recv(numpy.empty(4), left).wait(), filled(left, 4))

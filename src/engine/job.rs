@@ -72,17 +72,7 @@ pub(super) struct Active<'a> {
 
 impl<'a> Active<'a> {
     pub(super) fn new(number: u64, job: Job<'a>) -> Active<'a> {
-        Active {
-            number,
-            job,
-            step: None,
-            has_header: false,
-            done: 0,
-            padding: 0,
-            forward: None,
-            sender: None,
-            exhausted: false,
-        }
+        Active { number, job, step: None, has_header: false, done: 0, padding: 0, forward: None, sender: None, exhausted: false }
     }
 
     /// Stops a send or a receive. What it was sending stays with the engine.

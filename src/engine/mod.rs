@@ -14,9 +14,9 @@ mod receivers;
 mod run;
 mod scratch;
 mod state;
-mod unexpected;
 #[cfg(test)]
 mod tests;
+mod unexpected;
 mod wait;
 
 pub(crate) use in_flight::InFlight;

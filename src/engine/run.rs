@@ -289,7 +289,9 @@ impl Engine {
                 Step::Convert { src, dst } => self.convert(&active.job, src, dst),
                 Step::Fold { own, parts, dst } => self.fold(&active.job, own, parts, dst),
                 Step::Recv { .. } if !active.has_header && !active.is_collective() => false,
-                Step::Recv { from, dst } | Step::RecvSend { from, dst, .. } => self.receive(active, from, dst, None, &mut moved)?,
+                Step::Recv { from, dst } | Step::RecvSend { from, dst, .. } => {
+                    self.receive(active, from, dst, None, &mut moved)?
+                }
                 Step::RecvReduce { from, own, dst, finish } | Step::RecvReduceSend { from, own, dst, finish, .. } => {
                     self.receive(active, from, dst, Some((own, finish)), &mut moved)?
                 }

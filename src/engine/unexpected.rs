@@ -69,7 +69,12 @@ impl UnexpectedMessages {
     }
 
     /// Begins to keep a message of a peer, if there is room.
-    pub(super) fn begin(&mut self, peer: Rank, descriptor: Descriptor, len: u64) -> Result<bool, std::collections::TryReserveError> {
+    pub(super) fn begin(
+        &mut self,
+        peer: Rank,
+        descriptor: Descriptor,
+        len: u64,
+    ) -> Result<bool, std::collections::TryReserveError> {
         let queue = self.of_peer[peer].get_or_insert_default();
         let fits = usize::try_from(len).ok().filter(|&len| queue.bytes.saturating_add(Unexpected::weight(len)) <= MOST_WAITING);
         queue.is_full = fits.is_none();

@@ -17,8 +17,8 @@ use crate::host_group::area::{AREA, Area};
 use crate::host_group::{HOME, HostGroup, RegionExchange, stage};
 use crate::sys::Region;
 use crate::trace::{Recorder, Recording};
-use crate::transport::{NoPeers, Opener};
 use crate::transport::memory::{Hub, MemoryOpener};
+use crate::transport::{NoPeers, Opener};
 use crate::types::Rank;
 
 /// The ranks of one communicator, seen from one of them.

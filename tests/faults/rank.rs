@@ -184,7 +184,11 @@ fn tags(comm: &Communicator, task: &str) -> Task {
             works.into_iter().try_for_each(|work| work.wait().map(drop))?;
         }
         say("ready");
-        if task == "tags" { sleep() } else { await_line() }
+        if task == "tags" {
+            sleep()
+        } else {
+            await_line()
+        }
         return Err(leaves());
     }
     let mut got = vec![0u8; size];

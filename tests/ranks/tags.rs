@@ -215,7 +215,10 @@ fn a_receive_of_a_tag_that_does_not_come_names_those_that_wait() {
         assert_eq!((rank, unmatched.tag, unmatched.is_itself), (0, 4, false));
         if size == 4 {
             assert_eq!((unmatched.waiting, &unmatched.tags[..], unmatched.is_full), (4, &[5, 7, 9][..], false));
-            assert!(text.contains("sent no message with tag 4 within the deadline of 5.0s; 4 messages of other tags wait: 5, 7, 9"), "{text}");
+            assert!(
+                text.contains("sent no message with tag 4 within the deadline of 5.0s; 4 messages of other tags wait: 5, 7, 9"),
+                "{text}"
+            );
         } else {
             assert_eq!((unmatched.waiting, &unmatched.tags[..], unmatched.is_full), (2, &[5, 9][..], true));
             assert!(text.contains("wait: 5, 9; no more fit, so the next ones wait at the sender"), "{text}");
@@ -266,7 +269,8 @@ fn a_rank_sends_to_itself() {
             }
             // A larger one goes beside its receive, whichever begins first.
             let words = vec![7u64; 10 << 20];
-            let (send, recv) = (|| comm.start_send(words.clone(), me).unwrap(), || comm.start_recv(vec![0u64; 10 << 20], me).unwrap());
+            let (send, recv) =
+                (|| comm.start_send(words.clone(), me).unwrap(), || comm.start_recv(vec![0u64; 10 << 20], me).unwrap());
             let (first, second) = (send(), recv());
             assert!(second.wait().unwrap() == words);
             first.wait().unwrap();
