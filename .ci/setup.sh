@@ -5,7 +5,7 @@
 setups_first=(components targets wine)
 # These start then, and run beside the first stages. All others wait for the first stage that needs
 # them.
-setups_in_background=(packages actionlint windows_python miri torch kubernetes nvrtc mdbook cargo_deny cargo_deb)
+setups_in_background=(packages actionlint roots windows_python miri torch kubernetes nvrtc mdbook cargo_deny cargo_deb)
 
 # What to print where a set-up fails.
 declare -A without=(
@@ -25,6 +25,7 @@ declare -A without=(
     [redis]="Redis does not start here"
     [backend]="the PyTorch backend cannot be built here"
     [windows_python]="Python or PyTorch for Windows cannot be installed here"
+    [roots]="roots of Debian and with musl cannot be made here"
     [emulation]="QEMU or an aarch64 Python cannot be installed here"
 )
 
@@ -33,7 +34,7 @@ setup_packages() {
     as_root apt-get update -qq &&
         as_root apt-get install -y -qq --no-install-recommends \
             redis-server openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 slurm-wlm munge openssl \
-            python3-venv python3-dev procps openssh-client openssh-server gcc g++ clang binutils pkg-config cmake make valgrind shellcheck >/dev/null
+            python3-venv python3-dev procps openssh-client openssh-server gcc g++ clang binutils pkg-config cmake make valgrind shellcheck zsh fish man-db >/dev/null
 }
 
 setup_components() {
@@ -230,6 +231,55 @@ END
 PYTHONHOME=$root/usr PYTHONPATH=$site exec $qemu -0 $python -L $root $root/usr/bin/python3.11 "\$@"
 END
     chmod +x "$python" && "$python" -c 'import platform; assert platform.machine() == "aarch64"'
+}
+
+# Two root folders. target/roots/debian is a bare Debian with today's Pythons. target/roots/musl has
+# musl in place of glibc, busybox, and /python/python3, a Python for musl with pip: freeze-core has all
+# of it but zlib and what is written in Python, which this machine's Python of the same version has.
+setup_roots() {
+    ready packages || return
+    as_root apt-get install -y -qq --no-install-recommends debootstrap musl-tools busybox-static >/dev/null || return
+    local folder=$PWD/target/roots
+    local root=$folder/musl parts=$folder/parts stdlib
+    as_root rm -rf "$folder"
+    mkdir -p "$root"/{bin,lib,proc,dev,tmp,python/lib} "$parts/zlib" || return
+    as_root debootstrap --variant=minbase --include=python3.13-venv,python3.14-venv,python3.15-venv,musl \
+        sid "$folder/debian" >/dev/null || return
+    cp -L /bin/busybox "$root/bin/busybox" &&
+        cp -L "$(find "$folder/debian" -path '*-linux-musl/libc.so')" "$root/lib/ld-musl-x86_64.so.1" &&
+        python3 -m pip download --quiet --no-deps --platform musllinux_1_2_x86_64 --only-binary :all: -d "$parts" freeze-core pip &&
+        python3 -m zipfile -e "$parts"/freeze_core*.whl "$parts/wheel" &&
+        cp "$parts"/wheel/freeze_core/bases/console-* "$root/python/python3" &&
+        chmod +x "$root/python/python3" &&
+        cp -r "$parts/wheel/freeze_core.libs" "$root" || return
+    stdlib=$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
+    cp -r "$stdlib"/. "$root/python/lib" && rm -rf "$root"/python/lib/{site-packages,dist-packages,lib-dynload,test,config-*} &&
+        cp -r "$parts"/wheel/freeze_core/lib/. "$root/python/lib" &&
+        cp "$stdlib"/_sysconfigdata__linux_*.py "$root/python/lib/_sysconfigdata__linux_x86_64-linux-musl.py" &&
+        python3 -m zipfile -e "$parts"/pip-*.whl "$root/python/lib" || return
+    printf '%s\n' '[package]' 'name = "zlib"' 'version = "0.0.0"' '[lib]' 'path = "none"' '[dependencies]' 'libz-sys = "1"' '[workspace]' \
+        >"$parts/zlib/Cargo.toml"
+    touch "$parts/zlib/none"
+    (cd "$parts/zlib" && cargo vendor --quiet >/dev/null) || return
+    (cd "$parts/zlib/vendor/libz-sys/src/zlib" &&
+        musl-gcc -shared -fPIC -O2 -o "$root/freeze_core.libs/libz.so.1" adler32.c crc32.c deflate.c inffast.c inflate.c inftrees.c trees.c zutil.c) || return
+    # The program starts with this module.
+    cat >"$root/python/lib/__init__python3.py" <<'END'
+import runpy, sys
+
+def run(_):
+    """Does what `python -m MODULE`, `-c CODE` and `FILE` do."""
+    sys.path.append(f"{sys.prefix}/lib/python3.{sys.version_info[1]}/site-packages")
+    del sys.argv[0]
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    elif sys.argv[0] == "-c":
+        exec(sys.argv.pop(1), {"__name__": "__main__"})
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+END
+    rm -r "$parts"
 }
 
 # target/windows-python/python.exe: CPython for Windows with PyTorch and pytest. No package of PyPI
