@@ -163,6 +163,8 @@ def parts(rank, world, port):
         comm.split([(rank + 1) % world], "wrong", options)
     with pytest.raises(ValueError, match="give different ranks from 0 to 2"):
         comm.split([rank, 3], "wrong", options)
+    # Rank 0 serves the store.
+    comm.barrier(False)
     for each in (first, last, alone, again, comm):
         if each:
             each.finalize()
