@@ -261,6 +261,7 @@ c10::intrusive_ptr<ProcessGroupKolo::Options> ProcessGroupKolo::options_of(
   auto options = c10::make_intrusive<Options>(*options_);
   if (const auto* kolo = dynamic_cast<const Options*>(given.get())) {
     options = c10::make_intrusive<Options>(*kolo);
+    options->profiled_as = options_->profiled_as;
   } else if (given) {
     options->timeout = given->timeout;
     options->group_name = given->group_name;
@@ -277,7 +278,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::broadcast(Tensors& tensors, const c1
   const bool is_root = opts.rootRank == rank_;
   is_root ? check_dense(tensor, name) : check_writable(tensor, name);
   const auto [dtype, factor] = moved(tensor.scalar_type());
-  Launch launch(*this, {OpType::BROADCAST, name, "kolo:broadcast", opts.asyncOp, opts.timeout}, tensor);
+  Launch launch(*this, {OpType::BROADCAST, name, opts.asyncOp, opts.timeout}, tensor);
   launch.by_segments(tensor, is_root, !is_root, [&, dtype = dtype, factor = factor](void* memory, size_t count) {
     launch.run(
         kolo_broadcast, kolo_start_broadcast, static_cast<const void*>(memory), memory, count * factor, dtype,
@@ -295,7 +296,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::allreduce(Tensors& tensors, const c1
   check_writable(tensor, name);
   const auto reduction = reduced(tensor.scalar_type(), opts.reduceOp, name);
   premultiply(tensors, opts.reduceOp);
-  Launch launch(*this, {OpType::ALLREDUCE, name, "kolo:all_reduce", opts.asyncOp, opts.timeout}, tensor);
+  Launch launch(*this, {OpType::ALLREDUCE, name, opts.asyncOp, opts.timeout}, tensor);
   launch.by_segments(tensor, true, true, [&](void* memory, size_t count) {
     launch.run(
         kolo_all_reduce, kolo_start_all_reduce, static_cast<const void*>(memory), memory, count * reduction.elements.factor,
@@ -313,7 +314,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::allreduce_coalesced(Tensors& tensors
     reduced(tensor.scalar_type(), opts.reduceOp, name);
   }
   premultiply(tensors, opts.reduceOp);
-  Launch launch(*this, {OpType::ALLREDUCE_COALESCED, name, "kolo:all_reduce_coalesced", opts.asyncOp, opts.timeout}, tensors.front());
+  Launch launch(*this, {OpType::ALLREDUCE_COALESCED, name, opts.asyncOp, opts.timeout}, tensors.front(), tensors);
   for (const auto& tensor : tensors) {
     const auto reduction = reduced(tensor.scalar_type(), opts.reduceOp, name);
     launch.by_segments(tensor, true, true, [&](void* memory, size_t count) {
@@ -334,7 +335,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::reduce(Tensors& tensors, const c10d:
     premultiply(tensors, opts.reduceOp);
   }
   const at::Tensor tensor = is_root ? tensors.front() : premultiplied(tensors, opts.reduceOp).front();
-  Launch launch(*this, {OpType::REDUCE, name, "kolo:reduce", opts.asyncOp, opts.timeout}, tensor);
+  Launch launch(*this, {OpType::REDUCE, name, opts.asyncOp, opts.timeout}, tensor);
   launch.by_segments(tensor, true, is_root, [&](void* memory, size_t count) {
     launch.run(
         kolo_reduce, kolo_start_reduce, static_cast<const void*>(memory), is_root ? memory : nullptr, count * reduction.elements.factor,
@@ -347,7 +348,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::reduce(Tensors& tensors, const c10d:
 // operation has ended when this returns, because the lengths are known only after the numbers of
 // elements have arrived.
 ProcessGroupKolo::WorkPtr ProcessGroupKolo::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  constexpr const char* name = "sparse all_reduce";
+  constexpr const char* name = "sparse_all_reduce";
   const at::Tensor& tensor = only(tensors, name);
   TORCH_CHECK_VALUE(tensor.layout() == at::kSparse, name, ": the tensor is ", tensor.layout(), ", and only sparse COO is supported");
   const bool is_average = opts.reduceOp == c10d::ReduceOp::AVG;
@@ -356,7 +357,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::allreduce_sparse(Tensors& tensors, c
   if (is_average) {
     reduced(tensor.scalar_type(), opts.reduceOp, name);
   }
-  Launch launch(*this, {OpType::_ALLREDUCE_SPARSE, name, "kolo:sparse_all_reduce", false, opts.timeout}, {});
+  Launch launch(*this, {OpType::_ALLREDUCE_SPARSE, name, false, opts.timeout}, {}, tensors);
   const at::Tensor mine = tensor.cpu().coalesce();
   const auto longs = at::TensorOptions(at::kLong);
 
@@ -420,7 +421,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::allreduce_sparse(Tensors& tensors, c
 ProcessGroupKolo::WorkPtr ProcessGroupKolo::allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size() && inputs.size() == 1, "all_gather: one tensor and one list are expected");
   Tensors flat;
-  Launch launch(*this, {OpType::ALLGATHER, "all_gather", "kolo:all_gather", opts.asyncOp, opts.timeout}, only(inputs, "all_gather"));
+  Launch launch(*this, {OpType::ALLGATHER, "all_gather", opts.asyncOp, opts.timeout}, only(inputs, "all_gather"));
   gather_lists(launch, "all_gather", outputs, inputs, flat);
   return launch.done(std::move(flat));
 }
@@ -438,7 +439,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::allgather_coalesced(Lists& outputs, 
     }
   }
   Tensors flat;
-  Launch launch(*this, {OpType::ALLGATHER_COALESCED, name, "kolo:all_gather_coalesced", opts.asyncOp, opts.timeout}, inputs.front());
+  Launch launch(*this, {OpType::ALLGATHER_COALESCED, name, opts.asyncOp, opts.timeout}, inputs.front(), inputs);
   gather_lists(launch, name, by_input, inputs, flat);
   return launch.done(std::move(flat));
 }
@@ -469,7 +470,7 @@ void ProcessGroupKolo::gather_lists(Launch& launch, const char* name, const List
 
 ProcessGroupKolo::WorkPtr ProcessGroupKolo::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   Tensors outputs{output}, inputs{input};
-  return gather_tensors({OpType::_ALLGATHER_BASE, "all_gather_into_tensor", "kolo:all_gather_into_tensor", opts.asyncOp, opts.timeout}, outputs, inputs);
+  return gather_tensors({OpType::_ALLGATHER_BASE, "all_gather_into_tensor", opts.asyncOp, opts.timeout}, outputs, inputs);
 }
 
 ProcessGroupKolo::WorkPtr ProcessGroupKolo::allgather_into_tensor_coalesced(
@@ -477,7 +478,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::allgather_into_tensor_coalesced(
     Tensors& inputs,
     const c10d::AllgatherOptions& opts) {
   return gather_tensors(
-      {OpType::COALESCED, "all_gather_into_tensor_coalesced", "kolo:all_gather_into_tensor_coalesced", opts.asyncOp,
+      {OpType::COALESCED, "all_gather_into_tensor_coalesced", opts.asyncOp,
        opts.timeout},
       outputs, inputs);
 }
@@ -487,7 +488,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::gather_tensors(const Call& call, con
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_count(outputs[i].numel(), inputs[i].numel() * size_, "the output", call.name);
   }
-  Launch launch(*this, call, inputs.front());
+  Launch launch(*this, call, inputs.front(), inputs);
   for (size_t i = 0; i < inputs.size(); ++i) {
     const auto [dtype, factor] = moved(inputs[i].scalar_type());
     const at::Tensor to = launch.out(outputs[i]);
@@ -514,7 +515,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::gather(Lists& outputs, Tensors& inpu
     TORCH_CHECK_VALUE(outputs.empty() || outputs.front().empty(), name, ": outputs are for the root only");
   }
   const auto [dtype, factor] = moved(input.scalar_type());
-  Launch launch(*this, {OpType::GATHER, name, "kolo:gather", opts.asyncOp, opts.timeout}, input);
+  Launch launch(*this, {OpType::GATHER, name, opts.asyncOp, opts.timeout}, input);
   at::Tensor from = launch.in(input);
   void* to = nullptr;
   if (is_root) {
@@ -556,7 +557,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::scatter(Tensors& outputs, Lists& inp
     TORCH_CHECK_VALUE(inputs.empty() || inputs.front().empty(), name, ": inputs are for the root only");
   }
   const auto [dtype, factor] = moved(output.scalar_type());
-  Launch launch(*this, {OpType::SCATTER, name, "kolo:scatter", opts.asyncOp, opts.timeout}, output);
+  Launch launch(*this, {OpType::SCATTER, name, opts.asyncOp, opts.timeout}, output, is_root ? at::TensorList(inputs.front()) : at::TensorList());
   at::Tensor from;
   if (is_root) {
     from = launch.in(inputs.front());
@@ -577,7 +578,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::reduce_scatter(Tensors& outputs, Lis
   check_count(output.numel(), list[rank_].numel(), "the output", name);
   const auto reduction = reduced(output.scalar_type(), opts.reduceOp, name);
   const auto counts = counts_of(list, reduction.elements.factor);
-  Launch launch(*this, {OpType::REDUCE_SCATTER, name, "kolo:reduce_scatter", opts.asyncOp, opts.timeout}, output);
+  Launch launch(*this, {OpType::REDUCE_SCATTER, name, opts.asyncOp, opts.timeout}, output, list);
   const at::Tensor from = launch.in(premultiplied(list, opts.reduceOp));
   const at::Tensor to = launch.out_apart(output, from);
   if (are_even(list)) {
@@ -598,7 +599,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::_reduce_scatter_base(
     const c10d::ReduceScatterOptions& opts) {
   Tensors outputs{output}, inputs{input};
   return scatter_tensors(
-      {OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_tensor", "kolo:reduce_scatter_tensor", opts.asyncOp, opts.timeout}, outputs, inputs,
+      {OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_tensor", opts.asyncOp, opts.timeout}, outputs, inputs,
       opts.reduceOp);
 }
 
@@ -607,7 +608,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::reduce_scatter_tensor_coalesced(
     Tensors& inputs,
     const c10d::ReduceScatterOptions& opts) {
   return scatter_tensors(
-      {OpType::COALESCED, "reduce_scatter_tensor_coalesced", "kolo:reduce_scatter_tensor_coalesced", opts.asyncOp,
+      {OpType::COALESCED, "reduce_scatter_tensor_coalesced", opts.asyncOp,
        opts.timeout},
       outputs, inputs, opts.reduceOp);
 }
@@ -623,7 +624,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::scatter_tensors(
     reduced(inputs[i].scalar_type(), op, call.name);
   }
   const Tensors multiplied = premultiplied(inputs, op);
-  Launch launch(*this, call, inputs.front());
+  Launch launch(*this, call, inputs.front(), inputs);
   for (size_t i = 0; i < inputs.size(); ++i) {
     const auto reduction = reduced(inputs[i].scalar_type(), op, call.name);
     const at::Tensor from = launch.in(multiplied[i]);
@@ -648,7 +649,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::alltoall_base(
   const auto [dtype, factor] = moved(input.scalar_type());
   const auto sends = counts_of(input_splits, input, size_, factor, "input");
   const auto receives = counts_of(output_splits, output, size_, factor, "output");
-  Launch launch(*this, {OpType::ALLTOALL_BASE, name, "kolo:all_to_all_single", opts.asyncOp, opts.timeout}, input);
+  Launch launch(*this, {OpType::ALLTOALL_BASE, name, opts.asyncOp, opts.timeout}, input);
   const at::Tensor to = launch.out(output);
   if (output_splits.empty() && input_splits.empty()) {
     check_count(output.numel(), input.numel(), "the output", name);
@@ -671,7 +672,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::alltoall(Tensors& outputs, Tensors& 
   const auto [dtype, factor] = moved(inputs.front().scalar_type());
   const auto sends = counts_of(inputs, factor);
   const auto receives = counts_of(outputs, factor);
-  Launch launch(*this, {OpType::ALLTOALL, name, "kolo:all_to_all", opts.asyncOp, opts.timeout}, inputs.front());
+  Launch launch(*this, {OpType::ALLTOALL, name, opts.asyncOp, opts.timeout}, inputs.front(), inputs);
   const at::Tensor to = launch.out(outputs);
   const at::Tensor from = launch.apart(launch.in(inputs), to, std::nullopt);
   launch.run(
@@ -696,7 +697,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::barrier(const c10d::BarrierOptions& 
       impl.synchronizeStream(impl.getStream(device->has_index() ? *device : impl.getDevice()));
     }
   }
-  Launch launch(*this, {OpType::BARRIER, "barrier", "kolo:barrier", opts.asyncOp, opts.timeout}, {});
+  Launch launch(*this, {OpType::BARRIER, "barrier", opts.asyncOp, opts.timeout}, {});
   launch.run(kolo_barrier, kolo_start_barrier);
   return launch.done({});
 }
@@ -711,7 +712,7 @@ void ProcessGroupKolo::monitoredBarrier(const c10d::BarrierOptions& opts, bool w
     if (wait_all_ranks) {
       missing = roll_call(timeout);
     } else {
-      Launch launch(*this, {OpType::BARRIER, "monitored_barrier", "kolo:monitored_barrier", false, timeout}, {});
+      Launch launch(*this, {OpType::BARRIER, "monitored_barrier", false, timeout}, {});
       launch.run(kolo_barrier, kolo_start_barrier);
       launch.done({});
     }
@@ -748,7 +749,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::message(Tensors& tensors, std::optio
   TORCH_CHECK_VALUE(tag >= 0, name, ": the tag is ", tag, "; it must not be negative");
   const auto number = static_cast<uint32_t>(tag);
   const OpType type = sends ? OpType::SEND : peer ? OpType::RECV : OpType::RECVANYSOURCE;
-  Launch launch(*this, {type, name, sends ? "kolo:send" : "kolo:recv", true, c10d::kUnsetTimeout, true}, tensor);
+  Launch launch(*this, {type, !peer ? "recvAnySource" : name, true, c10d::kUnsetTimeout, true}, tensor);
   at::Tensor memory = sends ? launch.in(tensor) : launch.out(tensor);
   auto [dtype, factor] = moved(tensor.scalar_type());
   size_t count = static_cast<size_t>(tensor.numel()) * factor;
@@ -776,7 +777,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::recvAnysource(Tensors& tensors, int 
 void ProcessGroupKolo::startCoalescing() {
   std::lock_guard<std::mutex> lock(coalescing_mutex_);
   TORCH_CHECK_VALUE(!coalescing_, "calls are being coalesced already: groups of calls cannot be nested; _end_coalescing ends one");
-  coalescing_.emplace(Coalescing{std::this_thread::get_id(), std::make_shared<Flight>(members_, hooks_, CallRecord{}), {}, false});
+  coalescing_.emplace(Coalescing{std::this_thread::get_id(), std::make_shared<Flight>(members_, hooks_, CallRecord{}, nullptr), {}, false});
 }
 
 bool ProcessGroupKolo::collect(const std::shared_ptr<Flight>& flight, const Tensors& outputs, bool is_message) {
@@ -798,7 +799,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::endCoalescing() {
   coalescing_.reset();
   lock.unlock();
   const auto& waiter = done.has_messages ? messages_.waiter : collectives_.waiter;
-  const KoloWork::Call call{rank_, "kolo:coalesced", options_->timeout, {next_call_key(), OpType::COALESCED, seq_}};
+  const KoloWork::Call call{rank_, options_->timeout, {next_call_key(), OpType::COALESCED, seq_}};
   auto work = c10::make_intrusive<KoloWork>(call, std::move(done.outputs), std::move(done.flight), waiter);
   if (options_->blocking_wait) {
     work->block_host();

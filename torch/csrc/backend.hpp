@@ -43,6 +43,8 @@ class ProcessGroupKolo final : public c10d::Backend {
     // Whether wait() on an operation on a device returns when the operation has ended, and throws
     // its failure. Otherwise wait() makes the current stream wait.
     bool blocking_wait = false;
+    // The name of the backend in entries of profiles.
+    std::string profiled_as = "kolo";
   };
 
   ProcessGroupKolo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, c10::intrusive_ptr<Options> options);
@@ -194,9 +196,8 @@ class ProcessGroupKolo final : public c10d::Backend {
   // The description of a call, for Launch.
   struct Call {
     c10d::OpType type;
-    // The name in errors, and the name in profiles.
+    // The name in errors and in profiles.
     const char* name;
-    const char* title;
     bool is_async = true;
     std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
     bool is_message = false;

@@ -1,5 +1,8 @@
 #include "launch.hpp"
 
+#include <ATen/ThreadLocalState.h>
+#include <ATen/record_function.h>
+
 namespace torch_kolo {
 
 namespace {
@@ -8,9 +11,27 @@ bool is_on_device(const at::Tensor& tensor) {
   return tensor.defined() && !tensor.device().is_cpu();
 }
 
+// Begins an entry of PyTorch's profiler, with the shapes of tensors. Returns what ends it, on any
+// thread; none if no profiler wants it.
+std::function<void()> begin_profile(const std::string& backend, const char* name, at::TensorList tensors) {
+  auto record = std::make_shared<at::RecordFunction>(at::RecordScope::USER_SCOPE);
+  if (!record->isActive()) {
+    return nullptr;
+  }
+  record->_setAsync();
+  const std::string title = backend + ":" + name;
+  if (record->needsInputs()) {
+    const std::vector<c10::IValue> inputs(tensors.begin(), tensors.end());
+    record->before(title, &inputs);
+  } else {
+    record->before(title);
+  }
+  return at::wrapPropagateTLSState([record] { record->end(); });
+}
+
 } // namespace
 
-Launch::Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like)
+Launch::Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like, std::optional<at::TensorList> inputs)
     : group_(group),
       call_(call),
       channel_(call.is_message ? group.messages_ : group.collectives_),
@@ -24,22 +45,25 @@ Launch::Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like
       group.collectives_.comm != nullptr || !group.options_->enable_reconfigure, call.name,
       ": the process group has no members; call reconfigure first");
 #endif
+  std::function<void()> end_of_profile;
+  if (C10_UNLIKELY(at::hasCallbacks())) {
+    const at::TensorList shown = inputs ? *inputs : like.defined() ? at::TensorList(like) : at::TensorList();
+    end_of_profile = begin_profile(group.options_->profiled_as, call.name, shown);
+  }
   if (is_sync_) {
-    if (C10_UNLIKELY(at::hasCallbacks())) {
-      profile_.emplace(at::RecordScope::USER_SCOPE);
-      if (profile_->isActive()) {
-        profile_->before(call.title);
-      }
-    }
+    end_of_profile_ = std::move(end_of_profile);
     return;
   }
-  flight_ = std::make_shared<Flight>(group.members_, group.hooks_, record_);
+  flight_ = std::make_shared<Flight>(group.members_, group.hooks_, record_, std::move(end_of_profile));
   if (is_on_device(like) && !stream_) {
     flight_->after_current_stream(like.device());
   }
 }
 
 Launch::~Launch() {
+  if (C10_UNLIKELY(end_of_profile_ != nullptr)) {
+    end_of_profile_();
+  }
   if (!is_done_ && flight_ && !flight_->settle(0)) {
     hand_over(*channel_.waiter, record_.seq, flight_);
   }
@@ -215,7 +239,7 @@ void Launch::then(std::function<void()> check) {
 
 c10::intrusive_ptr<c10d::Work> Launch::done(std::vector<at::Tensor> outputs, const at::Tensor& source) {
   is_done_ = true;
-  KoloWork::Call call{group_.getRank(), call_.title, timeout_, record_};
+  KoloWork::Call call{group_.getRank(), timeout_, record_};
   if (is_sync_) {
     for (const auto& copy : copies_) {
       copy.to.copy_(copy.from);

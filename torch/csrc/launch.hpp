@@ -4,7 +4,6 @@
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/record_function.h>
 
 #include <algorithm>
 
@@ -17,7 +16,8 @@ class Launch {
  public:
   using Call = ProcessGroupKolo::Call;
   // `like`: a tensor of the call, whose device all tensors share; undefined if the call has none.
-  Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like);
+  // `inputs`: the tensors that profiles show, if they are others than `like`.
+  Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like, std::optional<at::TensorList> inputs = std::nullopt);
   // If the call has failed halfway, operations that have started continue.
   ~Launch();
   Launch(const Launch&) = delete;
@@ -87,7 +87,7 @@ class Launch {
   // stream.
   const bool is_sync_;
   const at::AutoDispatchBelowADInplaceOrView below_autograd_;
-  std::optional<at::RecordFunction> profile_;
+  std::function<void()> end_of_profile_;
   std::shared_ptr<Flight> flight_;
   std::vector<Copy> copies_;
   std::function<void()> check_;

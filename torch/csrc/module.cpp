@@ -16,7 +16,8 @@ namespace {
 
 c10::intrusive_ptr<ProcessGroupKolo> create(
     const c10d::DistributedBackendOptions& dist,
-    const c10::intrusive_ptr<ProcessGroupKolo::Options>& given) {
+    const c10::intrusive_ptr<ProcessGroupKolo::Options>& given,
+    const std::string& profiled_as) {
   auto options = given ? c10::make_intrusive<ProcessGroupKolo::Options>(*given) : c10::make_intrusive<ProcessGroupKolo::Options>();
   // The argument `timeout` wins over the one in the options. Without the argument, PyTorch passes
   // its default, and the options win. Python warns if both are given and differ.
@@ -27,6 +28,7 @@ c10::intrusive_ptr<ProcessGroupKolo> create(
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   options->enable_reconfigure |= dist.enable_reconfigure;
 #endif
+  options->profiled_as = profiled_as;
   options->group_name = dist.group_id;
   options->global_ranks_in_group.assign(dist.global_ranks_in_group.begin(), dist.global_ranks_in_group.end());
   return c10::make_intrusive<ProcessGroupKolo>(dist.store, dist.group_rank, dist.group_size, std::move(options));
@@ -65,5 +67,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_readwrite("blocking_wait", &Options::blocking_wait);
   torch_kolo::run_signal_handlers();
   py::module_::import("atexit").attr("register")(py::cpp_function(&torch_kolo::Hooks::close_all));
-  module.def("create", &create, py::arg("options"), py::arg("backend_options").none(true), py::call_guard<py::gil_scoped_release>());
+  module.def("create", &create, py::arg("options"), py::arg("backend_options").none(true), py::arg("profiled_as") = "kolo",
+      py::call_guard<py::gil_scoped_release>());
 }

@@ -103,7 +103,7 @@ ProcessGroupKolo::WorkPtr ProcessGroupKolo::reconfigure(const c10d::ReconfigureO
   check(kolo_comm_init_rank(&collectives_.comm, size_, id_of(handles.front()), rank_, &config), *members_);
   find_devices();
   connect_messages();
-  const KoloWork::Call call{rank_, "kolo:reconfigure", options_->timeout, {}};
+  const KoloWork::Call call{rank_, options_->timeout, {}};
   return c10::make_intrusive<KoloWork>(call, Tensors{}, nullptr, nullptr);
 }
 

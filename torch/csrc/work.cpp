@@ -1,6 +1,5 @@
 #include "work.hpp"
 
-#include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 
@@ -143,6 +142,7 @@ bool Flight::settle(uint64_t timeout_ms) {
     is_over_.store(true, std::memory_order_release);
   }
   leave();
+  end_profile();
   // Without the lock, because hooks may wait for this call. One thread gets here.
   if (failure_) {
     await_hooks();
@@ -155,6 +155,17 @@ bool Flight::settle(uint64_t timeout_ms) {
 void Flight::leave() {
   if (auto in_flight = std::exchange(in_flight_, nullptr)) {
     --*in_flight;
+  }
+}
+
+void Flight::end_profile() {
+  std::function<void()> end;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    end.swap(end_of_profile_);
+  }
+  if (C10_UNLIKELY(end != nullptr)) {
+    end();
   }
 }
 
@@ -488,7 +499,7 @@ void hand_over(Waiter& waiter, uint64_t number, const std::shared_ptr<Flight>& f
 }
 
 KoloWork::KoloWork(const Call& call, std::vector<at::Tensor> outputs, std::shared_ptr<Flight> flight, std::shared_ptr<Waiter> waiter)
-    : Work(call.rank, call.record.type, flight && at::hasCallbacks() ? call.title : nullptr),
+    : Work(call.rank, call.record.type),
       record_(call.record),
       timeout_(call.timeout),
       milliseconds_(call.milliseconds),
@@ -497,7 +508,6 @@ KoloWork::KoloWork(const Call& call, std::vector<at::Tensor> outputs, std::share
       waiter_(std::move(waiter)) {}
 
 KoloWork::~KoloWork() {
-  end_profile();
   // After the end of the process group all operations have ended. Leave no work to a thread that is
   // never joined.
   if (flight_ && !is_left_ && !flight_->settle(0)) {
@@ -509,11 +519,7 @@ bool KoloWork::isCompleted() {
   if (!flight_) {
     return true;
   }
-  const bool is_over = flight_->settle(0);
-  if (is_over) {
-    end_profile();
-  }
-  return is_over;
+  return flight_->settle(0);
 }
 
 bool KoloWork::isSuccess() const {
@@ -530,7 +536,7 @@ bool KoloWork::wait(std::chrono::milliseconds timeout) {
   }
   const bool is_limited = timeout.count() > 0;
   if (!is_limited && !blocks_host_ && !flight_->is_over() && flight_->await_on_streams()) {
-    end_profile();
+    flight_->end_profile();
     return true;
   }
   if (!flight_->settle(is_limited ? static_cast<uint64_t>(timeout.count()) : kForever)) {
@@ -547,7 +553,6 @@ bool KoloWork::wait(std::chrono::milliseconds timeout) {
       future->wait();
     }
   }
-  end_profile();
   if (flight_->failure()) {
     flight_->await_hooks();
     std::rethrow_exception(flight_->failure());
@@ -619,17 +624,6 @@ float KoloWork::getDuration() const {
   }
   TORCH_CHECK(flight_->is_over(), "the duration of an operation is known after its end: call wait() or is_completed() first");
   return flight_->milliseconds();
-}
-
-void KoloWork::end_profile() {
-  std::function<void()> end;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    end.swap(recordFunctionEndCallback_);
-  }
-  if (end) {
-    end();
-  }
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> future_of(const std::vector<at::Tensor>& outputs) {

@@ -50,8 +50,12 @@ struct Step {
 // a Work that was not waited for, because kolo uses the tensors until the operations have ended.
 class Flight {
  public:
-  Flight(std::shared_ptr<const Members> members, std::shared_ptr<Hooks> hooks, const CallRecord& record)
-      : members_(std::move(members)), hooks_(std::move(hooks)), record_(record) {}
+  Flight(
+      std::shared_ptr<const Members> members,
+      std::shared_ptr<Hooks> hooks,
+      const CallRecord& record,
+      std::function<void()> end_of_profile)
+      : members_(std::move(members)), hooks_(std::move(hooks)), record_(record), end_of_profile_(std::move(end_of_profile)) {}
   ~Flight();
   Flight(const Flight&) = delete;
   Flight& operator=(const Flight&) = delete;
@@ -96,6 +100,8 @@ class Flight {
   }
   // The time of the operations, one after the other.
   float milliseconds() const;
+  // Ends the entry of PyTorch's profiler. `settle` calls it.
+  void end_profile();
   // Returns when the abort hooks have run, if the failure is that of the group.
   void await_hooks();
   // Makes the current streams of the calling thread wait for the copies to devices.
@@ -128,6 +134,7 @@ class Flight {
   const std::shared_ptr<const Members> members_;
   const std::shared_ptr<Hooks> hooks_;
   const CallRecord record_;
+  std::function<void()> end_of_profile_;
   c10::SmallVector<Step, 1> steps_;
   std::vector<std::shared_ptr<Flight>> parts_;
   std::vector<at::Tensor> tensors_;
@@ -197,7 +204,6 @@ class KoloWork final : public c10d::Work {
  public:
   struct Call {
     int rank;
-    const char* title;
     std::chrono::milliseconds timeout;
     CallRecord record;
     // Of a call without a flight.
@@ -249,8 +255,6 @@ class KoloWork final : public c10d::Work {
   }
 
  private:
-  void end_profile();
-
   // Leaves the flight to the Waiter, which completes its futures.
   void leave_to_waiter(const Flight::FuturePtr& future);
 

@@ -953,11 +953,28 @@ def reconfigure_in_python_is_refused(group):
 
 @check
 def profiles(group):
-    with torch.profiler.profile() as profile:
+    """Entries last from the call to its end, and have the shapes of what the rank gives."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    with torch.autograd.profiler.profile(record_shapes=True) as profile:
         dist.all_reduce(torch.ones(10), group=group)
-        dist.all_reduce(torch.ones(10), group=group, async_op=True).wait()
-    names = [event.name for event in profile.events()]
-    assert names.count("kolo:all_reduce") == 2, names
+        dist.all_reduce(torch.ones(2, 3), group=group, async_op=True).wait()
+        dist.all_reduce(torch.ones(2, 3), group=group, async_op=True).get_future().wait()
+        dist.all_gather([torch.ones(4) for _ in range(world)], torch.ones(4), group=group)
+        dist.scatter(torch.ones(5), [torch.ones(5)] * world if rank == 0 else None, 0, group=group)
+        dist.barrier(group=group)
+        dist.send(torch.ones(7), 1, group=group) if rank == 0 else dist.recv(torch.ones(7), group=group) if rank == 1 else None
+    expected = [
+        ("kolo:all_reduce", [[10]]),
+        ("kolo:all_reduce", [[2, 3]]),
+        ("kolo:all_reduce", [[2, 3]]),
+        ("kolo:all_gather", [[4]]),
+        ("kolo:scatter", [[5]] * world if rank == 0 else []),
+        ("kolo:barrier", []),
+        *([("kolo:send", [[7]]), ("kolo:recvAnySource", [[7]])][rank : rank + 1]),
+    ]
+    entries = [event for event in profile.function_events if event.name.startswith("kolo:")]
+    assert [(entry.name, entry.input_shapes) for entry in entries] == expected, entries
+    assert all(entry.is_async for entry in entries), entries
 
 
 @check

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from harness import PATIENCE, Ranks, start
+from harness import PATIENCE, Ranks, free_port, start
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="NOT RUN: Windows sends no signals to a process")
 
@@ -130,18 +130,20 @@ def test_an_operation_outlives_the_wait_that_ctrl_c_ends(tmp_path):
     assert ranks.results(patience=PATIENCE / 2) == {0: [1.0] * 4, 1: [1.0] * 4}
 
 
-def starts_alone(rank, world, folder, method):
+def starts_alone(_rank, _world, folder, method, rank):
     note_waits(folder)
     pathlib.Path(folder, "ready").touch()
     try:
-        start("kolo", method, rank, world + 1, timeout=PATIENCE)
+        start("kolo", method, rank, 2, timeout=PATIENCE)
     except KeyboardInterrupt:
         return "interrupted"
 
 
-def test_ctrl_c_ends_a_start(tmp_path):
-    """The store is a file, because PyTorch's TCP store waits by itself."""
-    ranks = Ranks(1, starts_alone, str(tmp_path), f"file://{tmp_path}/store")
+@pytest.mark.parametrize(("kind", "rank"), [("file", 0), ("tcp", 0), ("tcp", 1)])
+def test_ctrl_c_ends_a_start(tmp_path, kind, rank):
+    """Of a rank in kolo's rendezvous, and of ranks in PyTorch's TCP store: 0 serves it, and 1 finds no server."""
+    method = f"file://{tmp_path}/store" if kind == "file" else f"tcp://127.0.0.1:{free_port()}"
+    ranks = Ranks(1, starts_alone, str(tmp_path), method, rank)
     reach(ranks, tmp_path)
     os.kill(ranks.processes[0].pid, signal.SIGINT)
     assert ranks.results(patience=PATIENCE / 2) == {0: "interrupted"}

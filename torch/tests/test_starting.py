@@ -238,8 +238,11 @@ AS_GLOO = """
     import torch, torch.distributed as dist
     dist.init_process_group({arguments})
     tensor = torch.ones(1)
-    dist.all_reduce(tensor)
+    with torch.autograd.profiler.profile(record_shapes=True) as profile:
+        dist.all_reduce(tensor)
     assert tensor.item() == dist.get_world_size(), tensor
+    shown = [(entry.name, entry.input_shapes) for entry in profile.function_events]
+    assert ("gloo:all_reduce", [[1]]) in shown, shown
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     assert type(backend).__name__ == "ProcessGroupKolo", type(backend)
     if dist.get_rank() == 0:

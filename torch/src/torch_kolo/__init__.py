@@ -48,7 +48,7 @@ def _why_not_cpp():
     return None
 
 
-def _create(options, backend_options):
+def _create(options, backend_options, profiled_as="kolo"):
     import torch
     import torch.distributed as dist
     from torch.distributed.constants import default_pg_timeout
@@ -63,7 +63,7 @@ def _create(options, backend_options):
     is_default = not dist.is_initialized()
     if is_default:
         _rendezvous.joins(options.store, options.group_rank)
-    backend = _load().create(options, backend_options)
+    backend = _load().create(options, backend_options, profiled_as)
     if is_default:
         _rendezvous.has_joined(options.store, options.group_rank)
     if backend.supports_tensor_alloc(torch.device("cpu")):
@@ -72,13 +72,13 @@ def _create(options, backend_options):
     return backend
 
 
-def _create_for(store, rank, size, timeout):
+def _create_for(store, rank, size, timeout, profiled_as):
     """Creates the backend of a group outside init_process_group and new_group."""
     from torch.distributed.distributed_c10d import _DistributedBackendOptions
 
     options = _DistributedBackendOptions()
     options.store, options.group_rank, options.group_size, options.timeout = store, rank, size, timeout
-    return _create(options, None)
+    return _create(options, None, profiled_as)
 
 
 def stats(group=None):
@@ -104,7 +104,7 @@ def stats(group=None):
 def register():
     """Registers "kolo" with torch.distributed.
 
-    PyTorch calls it through an entry point. The backend is loaded at first use.
+    PyTorch also calls it through an entry point. The backend is loaded at first use.
     """
     import torch.distributed as dist
 
@@ -121,19 +121,13 @@ def register():
 
 
 def _autoload():
-    """Is called when torch is imported: for versions of PyTorch that do not look for backends
-    later, to take the place of Gloo, and for stores on Windows.
+    """Is called when torch is imported. PyTorch looks for backends only after it has made the store of a
+    start, and while it waits there, Python's signal handlers are to run.
     """
-    import torch.distributed as dist
-
     if sys.platform == "win32":
         # PyTorch's TCP stores ask for libuv, which PyTorch for Windows is built without.
         os.environ.setdefault("USE_LIBUV", "0")
-
-    from ._as_gloo import is_wanted
-
-    if dist.is_available() and (is_wanted() or not hasattr(dist.Backend, "_ensure_backend_registered")):
-        register()
+    register()
 
 
 def __getattr__(name):

@@ -11,13 +11,13 @@ def is_wanted():
 
 
 def take_the_place_of_gloo(create, create_for):
-    """`create(options, backend_options)` and `create_for(store, rank, size, timeout)` make the groups
-    of "gloo" from now on. dist.get_backend() still says "gloo".
+    """`create(options, backend_options, profiled_as)` and `create_for(store, rank, size, timeout, profiled_as)`
+    make the groups of "gloo" from now on. dist.get_backend() still says "gloo", and so do entries of profiles.
     """
     import torch.distributed as dist
 
     def create_as_gloo(options, backend_options):
-        return create(options, None if _is_gloo_s(backend_options) else backend_options)
+        return create(options, None if _is_gloo_s(backend_options) else backend_options, "gloo")
 
     if hasattr(dist.Backend, "_ensure_backend_registered"):
         dist.Backend._ensure_backend_registered(dist.Backend.GLOO)
@@ -37,7 +37,7 @@ def _replace_the_class(create_for):
 
     class InPlaceOfGloo(type):
         def __call__(cls, store, rank, size, timeout=c10d.default_pg_timeout, **_):
-            return create_for(store, rank, size, timeout)
+            return create_for(store, rank, size, timeout, "gloo")
 
         def __instancecheck__(cls, group):
             return isinstance(group, original) or type(group).__name__ == "ProcessGroupKolo"

@@ -1,4 +1,8 @@
-"""Keeps the store of a start apart from that of the start before.
+"""Runs Python's signal handlers while PyTorch makes the store of a start, and keeps the store apart from
+that of the start before.
+
+PyTorch's TCP store waits for the other ranks in C++: a Ctrl-C would have no effect for the whole
+timeout. So a thread of its own makes the store.
 
 With ``env://`` and ``tcp://``, rank 0 serves PyTorch's store, and closes it when the program
 destroys the default group. If the program starts again with the same address, another rank may
@@ -12,6 +16,7 @@ to the store, on which it sends nothing: the end of that is the end of the store
 import functools
 import os
 import socket
+import threading
 import time
 from urllib.parse import urlsplit
 
@@ -51,7 +56,7 @@ def _following(handler):
         while True:
             try:
                 steps = handler(url, timeout=timeout, **others)
-                met = store, rank, _ = next(steps)
+                met = store, rank, _ = _with_signals(lambda: next(steps))
             except dist.DistNetworkError:
                 # PyTorch tries again only until it has connected.
                 if not last_starts or time.monotonic() >= until:
@@ -69,6 +74,33 @@ def _following(handler):
         yield from steps
 
     return followed
+
+
+def _with_signals(function):
+    """Calls a function in which PyTorch runs no signal handlers. If a handler raises an exception
+    meanwhile, the thread of the call is left behind.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return function()
+    outcomes = []
+
+    def call():
+        try:
+            outcomes.append((function(), None))
+        except BaseException as error:
+            outcomes.append((None, error))
+
+    thread = threading.Thread(target=call, name="kolo-store", daemon=True)
+    thread.start()
+    thread.join()
+    result, error = outcomes.pop()
+    try:
+        if error:
+            raise error
+        return result
+    finally:
+        # Nothing keeps the store but the caller.
+        del error
 
 
 def _connection(url):

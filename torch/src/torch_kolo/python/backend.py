@@ -49,6 +49,8 @@ class Options(Backend.Options):
         # Whether wait() on an operation on a device returns when the operation has ended, and
         # raises its failure. Otherwise wait() makes the current stream wait.
         self.blocking_wait = False
+        # The name of the backend in entries of profiles.
+        self.profiled_as = "kolo"
 
     def copied(self):
         copied = Options(self._timeout)
@@ -159,26 +161,27 @@ def split_counts(splits, tensor, size, factor, what):
     return [split * (tensor.numel() // rows) * factor if rows else 0 for split in splits]
 
 
-BROADCAST = Call("broadcast", "kolo:broadcast")
-ALL_REDUCE = Call("all_reduce", "kolo:all_reduce")
-ALL_REDUCE_COALESCED = Call("all_reduce_coalesced", "kolo:all_reduce_coalesced")
-SPARSE_ALL_REDUCE = Call("sparse all_reduce", "kolo:sparse_all_reduce")
-REDUCE = Call("reduce", "kolo:reduce")
-ALL_GATHER = Call("all_gather", "kolo:all_gather")
-ALL_GATHER_COALESCED = Call("all_gather_coalesced", "kolo:all_gather_coalesced")
-ALL_GATHER_INTO_TENSOR = Call("all_gather_into_tensor", "kolo:all_gather_into_tensor")
-ALL_GATHER_INTO_TENSORS = Call("all_gather_into_tensor_coalesced", "kolo:all_gather_into_tensor_coalesced")
-GATHER = Call("gather", "kolo:gather")
-SCATTER = Call("scatter", "kolo:scatter")
-REDUCE_SCATTER = Call("reduce_scatter", "kolo:reduce_scatter")
-REDUCE_SCATTER_TENSOR = Call("reduce_scatter_tensor", "kolo:reduce_scatter_tensor")
-REDUCE_SCATTER_TENSORS = Call("reduce_scatter_tensor_coalesced", "kolo:reduce_scatter_tensor_coalesced")
-ALL_TO_ALL_SINGLE = Call("all_to_all_single", "kolo:all_to_all_single")
-ALL_TO_ALL = Call("all_to_all", "kolo:all_to_all")
-BARRIER = Call("barrier", "kolo:barrier")
-MONITORED_BARRIER = Call("monitored_barrier", "kolo:monitored_barrier")
-SEND = Call("send", "kolo:send", is_message=True)
-RECV = Call("recv", "kolo:recv", is_message=True)
+BROADCAST = Call("broadcast")
+ALL_REDUCE = Call("all_reduce")
+ALL_REDUCE_COALESCED = Call("all_reduce_coalesced")
+SPARSE_ALL_REDUCE = Call("sparse_all_reduce")
+REDUCE = Call("reduce")
+ALL_GATHER = Call("all_gather")
+ALL_GATHER_COALESCED = Call("all_gather_coalesced")
+ALL_GATHER_INTO_TENSOR = Call("all_gather_into_tensor")
+ALL_GATHER_INTO_TENSORS = Call("all_gather_into_tensor_coalesced")
+GATHER = Call("gather")
+SCATTER = Call("scatter")
+REDUCE_SCATTER = Call("reduce_scatter")
+REDUCE_SCATTER_TENSOR = Call("reduce_scatter_tensor")
+REDUCE_SCATTER_TENSORS = Call("reduce_scatter_tensor_coalesced")
+ALL_TO_ALL_SINGLE = Call("all_to_all_single")
+ALL_TO_ALL = Call("all_to_all")
+BARRIER = Call("barrier")
+MONITORED_BARRIER = Call("monitored_barrier")
+SEND = Call("send", is_message=True)
+RECV = Call("recv", is_message=True)
+RECV_ANY = Call("recvAnySource", is_message=True)
 
 
 # PyTorch's wrapper for TORCH_DISTRIBUTED_DEBUG=DETAIL does not keep the Python part of a group, so it is
@@ -300,7 +303,9 @@ class ProcessGroupKolo(Base):
     def options_of(self, given):
         """The options of this group, or those that the call has."""
         if isinstance(given, Options):
-            return given.copied()
+            given = given.copied()
+            given.profiled_as = self._options.profiled_as
+            return given
         mine = self._options.copied()
         if given is not None:
             mine._timeout = given._timeout
@@ -426,7 +431,7 @@ class ProcessGroupKolo(Base):
                 raise ValueError(f"{name}: tensors are on different devices")
             reduced(tensor.dtype, opts.reduceOp, name)
         premultiply(tensors, opts.reduceOp)
-        with Launch(self, ALL_REDUCE_COALESCED, tensors[0], opts) as launch:
+        with Launch(self, ALL_REDUCE_COALESCED, tensors[0], opts, inputs=tensors) as launch:
             for tensor in tensors:
                 dtype, factor, op, _ = reduced(tensor.dtype, opts.reduceOp, name)
                 memory = launch.in_place(tensor)
@@ -456,7 +461,7 @@ class ProcessGroupKolo(Base):
         The operation has ended when this returns, because the lengths are known only after the
         numbers of elements have arrived.
         """
-        name = "sparse all_reduce"
+        name = "sparse_all_reduce"
         tensor = only(tensors, name)
         if tensor.layout is not torch.sparse_coo:
             raise ValueError(f"{name}: the tensor is {tensor.layout}, and only sparse COO is supported")
@@ -465,7 +470,7 @@ class ProcessGroupKolo(Base):
             raise ValueError(f"{name}: only ReduceOp.SUM and AVG are supported for sparse tensors")
         if is_average:
             reduced(tensor.dtype, opts.reduceOp, name)
-        with Launch(self, SPARSE_ALL_REDUCE, None, opts, is_async=False) as launch, torch.no_grad():
+        with Launch(self, SPARSE_ALL_REDUCE, None, opts, inputs=tensors, is_async=False) as launch, torch.no_grad():
             mine = tensor.detach().cpu().coalesce()
             # All ranks see all shapes, so all come to the same result.
             shapes = self._exchange_shapes(launch, mine, name)
@@ -533,7 +538,7 @@ class ProcessGroupKolo(Base):
             check_list(tensors, tensor, self._size, True, call.name)
             check_same_type(tensor, inputs[0], call.name)
             check_count(tensor.numel(), tensors[self._rank].numel(), "the input", call.name)
-        with Launch(self, call, inputs[0], opts) as launch:
+        with Launch(self, call, inputs[0], opts, inputs=inputs) as launch:
             for tensors, tensor in zip(outputs, inputs):
                 dtype, factor = moved(tensor.dtype)
                 to = launch.outputs(tensors)
@@ -558,7 +563,7 @@ class ProcessGroupKolo(Base):
         check_pairs(outputs, inputs, call.name)
         for output, tensor in zip(outputs, inputs):
             check_count(output.numel(), tensor.numel() * self._size, "the output", call.name)
-        with Launch(self, call, inputs[0], opts) as launch:
+        with Launch(self, call, inputs[0], opts, inputs=inputs) as launch:
             for output, tensor in zip(outputs, inputs):
                 dtype, factor = moved(tensor.dtype)
                 to = launch.output(output)
@@ -603,7 +608,7 @@ class ProcessGroupKolo(Base):
         is_root = opts.rootRank == self._rank
         tensors = root_list(inputs, output, self._size, is_root, "input", name)
         dtype, factor = moved(output.dtype)
-        with Launch(self, SCATTER, output, opts) as launch:
+        with Launch(self, SCATTER, output, opts, inputs=tensors) as launch:
             source = launch.inputs(tensors) if is_root else None
             to = launch.output_apart(output, source) if is_root else launch.output(output)
             pointer = source.data_ptr() if is_root else None
@@ -620,7 +625,7 @@ class ProcessGroupKolo(Base):
         check_count(output.numel(), tensors[self._rank].numel(), "the output", name)
         dtype, factor, op, _ = reduced(output.dtype, opts.reduceOp, name)
         tensors = premultiplied(tensors, opts.reduceOp)
-        with Launch(self, REDUCE_SCATTER, output, opts) as launch:
+        with Launch(self, REDUCE_SCATTER, output, opts, inputs=tensors) as launch:
             source = launch.inputs(tensors)
             to = launch.output_apart(output, source)
             if are_even(tensors):
@@ -644,7 +649,7 @@ class ProcessGroupKolo(Base):
             check_count(tensor.numel(), output.numel() * self._size, "the input", call.name)
             reduced(tensor.dtype, opts.reduceOp, call.name)
         inputs = premultiplied(inputs, opts.reduceOp)
-        with Launch(self, call, inputs[0], opts) as launch:
+        with Launch(self, call, inputs[0], opts, inputs=inputs) as launch:
             for output, tensor in zip(outputs, inputs):
                 dtype, factor, op, _ = reduced(tensor.dtype, opts.reduceOp, call.name)
                 source = launch.input(tensor)
@@ -681,7 +686,7 @@ class ProcessGroupKolo(Base):
         check_list(inputs, inputs[0], self._size, False, name)
         check_list(outputs, inputs[0], self._size, True, name)
         dtype, factor = moved(inputs[0].dtype)
-        with Launch(self, ALL_TO_ALL, inputs[0], opts) as launch:
+        with Launch(self, ALL_TO_ALL, inputs[0], opts, inputs=inputs) as launch:
             to = launch.outputs(outputs)
             source = launch.input_apart(launch.inputs(inputs), to)
             self._exchange(launch, source, counts_of(inputs, factor), to, counts_of(outputs, factor), dtype)
@@ -763,7 +768,7 @@ class ProcessGroupKolo(Base):
         dtype, factor = moved(tensor.dtype)
         source = ctypes.c_int32(-1) if peer is None else None
         tag = not_negative(tag, "recv")
-        with Launch(self, RECV, tensor) as launch:
+        with Launch(self, RECV_ANY if peer is None else RECV, tensor) as launch:
             memory = launch.output(tensor)
             pointer, count = memory.data_ptr(), memory.numel() * factor
             if peer is None:
@@ -857,8 +862,8 @@ def close(collectives, messages, hooks, patience_ms):
     hooks.close(patience_ms / 1000)
 
 
-def create(dist_options, given):
-    """Makes a process group for torch.distributed."""
+def create(dist_options, given, profiled_as="kolo"):
+    """Makes a process group for torch.distributed. `profiled_as`: the name of the backend in entries of profiles."""
     options = given.copied() if given is not None else Options()
     # The argument `timeout` wins over the one in the options. Without the argument, PyTorch passes
     # its default, and the options win. Python warns if both are given and differ.
@@ -866,6 +871,7 @@ def create(dist_options, given):
         options._timeout = dist_options.timeout
     if getattr(dist_options, "enable_reconfigure", False):
         options.enable_reconfigure = True
+    options.profiled_as = profiled_as
     options.group_name = dist_options.group_id
     options.global_ranks_in_group = dist_options.global_ranks_in_group
     return ProcessGroupKolo.connected(dist_options.store, dist_options.group_rank, dist_options.group_size, options)

@@ -16,10 +16,9 @@ from .work import Copy, EndedWork, Flight, PendingWork, Profile, Step, copy, fin
 
 
 class Call(NamedTuple):
-    """What a kind of call is named: in errors, and in profiles."""
+    """What a kind of call is named in errors and in profiles."""
 
     name: str
-    title: str
     is_message: bool = False
 
 
@@ -42,8 +41,10 @@ class Launch:
     _copies = ()
     _is_done = False
 
-    def __init__(self, group, call, like=None, opts=None, *, is_async=None, timeout=None, needs_host=False):
+    def __init__(self, group, call, like=None, opts=None, *, inputs=None, is_async=None, timeout=None, needs_host=False):
         """`like`: a tensor of the call, whose device all tensors share; None if the call has none.
+
+        `inputs`: the tensors that profiles show, if they are others than `like`.
 
         `opts`: PyTorch's options of the call, which have its timeout and whether the caller gets a
         Work. `needs_host`: the host reads the result, so that tensors of devices pass through its
@@ -72,9 +73,10 @@ class Launch:
         # caller's stream.
         self._is_sync = is_async is False and (not group.options.blocking_wait if self._device else not self._on_device)
         if torch.autograd._profiler_enabled():
-            self._profile = Profile(call.title)
+            shown = inputs if inputs is not None else () if like is None else (like,)
+            self._profile = Profile(f"{group.options.profiled_as}:{call.name}", shown)
         if not self._is_sync:
-            self._flight = Flight(group.members, group.hooks)
+            self._flight = Flight(group.members, group.hooks, self._profile)
             if self._on_device and not self._device:
                 self._flight.after_current_stream(like.device)
 
@@ -84,7 +86,7 @@ class Launch:
     def __exit__(self, *_):
         # If the call has failed halfway, operations that have started continue.
         if not self._is_done:
-            if self._profile:
+            if self._is_sync and self._profile:
                 self._profile.end()
             if self._flight and not self._flight.settle(0):
                 hand_over(self._channel.waiter, self._seq, self._flight)
@@ -237,7 +239,7 @@ class Launch:
         self._flight.count_in(self._channel.in_flight)
         self._group.hooks.watch(self._flight)
         is_collected = self._group.collect(self._flight, outputs, self._call.is_message)
-        work = PendingWork(self._seq, self._timeout, outputs, self._flight, self._channel.waiter, self._profile)
+        work = PendingWork(self._seq, self._timeout, outputs, self._flight, self._channel.waiter)
         work.is_left = is_collected
         work.source = source
         work.blocks_host = source is not None or self._group.options.blocking_wait

@@ -1,6 +1,7 @@
 """Operations in flight, and the threads that wait for them."""
 
 import bisect
+import concurrent.futures
 import contextlib
 import ctypes
 import threading
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C._autograd import _record_function_with_args_enter
 
 from . import library
 from .error import COMM_ERROR, SUCCESS, ends_group, error_of, work_result_of
@@ -72,9 +74,10 @@ class Flight:
     operations have ended.
     """
 
-    def __init__(self, members, hooks):
+    def __init__(self, members, hooks, profile=None):
         self._members = members
         self._hooks = hooks
+        self._profile = profile
         self._steps = []
         self._parts = []
         self._tensors = []
@@ -152,10 +155,15 @@ class Flight:
             self.is_over = True
         if self._all is not None:
             self._all.discard(id(self))
+        self.end_profile()
         # Without the lock, because hooks may wait for this call. One thread gets here.
         if self.failure:
             self.await_hooks()
         return True
+
+    def end_profile(self):
+        if self._profile:
+            self._profile.end()
 
     def await_hooks(self):
         """Returns when the abort hooks have run, if the failure is that of the group."""
@@ -473,16 +481,21 @@ def hand_over(waiter, number, flight):
 
 
 class Profile:
-    """An entry of PyTorch's profiler, from the call to its end."""
+    """An entry of PyTorch's profiler with the shapes of tensors, from the call to its end."""
 
-    def __init__(self, title):
-        self._record = torch.autograd.profiler.record_function(title)
-        self._record.__enter__()
+    # Ends the entries: PyTorch takes an entry for an asynchronous one if another thread ends it.
+    _thread = concurrent.futures.ThreadPoolExecutor(1, "kolo-profile")
+
+    def __init__(self, title, tensors):
+        record = _record_function_with_args_enter(title, *tensors)
+        self._done = torch.futures.Future()
+        # The end is recorded by the profiler of this thread, whichever thread finds it.
+        torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(record, self._done)
 
     def end(self):
-        record, self._record = self._record, None
-        if record:
-            record.__exit__(None, None, None)
+        done, self._done = self._done, None
+        if done:
+            self._thread.submit(done.set_result, None).result()
 
 
 class Asking(threading.local):
@@ -577,11 +590,10 @@ class PendingWork(EndedWork):
     # Another flight or the Waiter keeps the flight until its end.
     is_left = False
 
-    def __init__(self, seq, timeout, outputs, flight, waiter, profile=None):
+    def __init__(self, seq, timeout, outputs, flight, waiter):
         super().__init__(seq, timeout, outputs)
         self._flight = flight
         self._waiter = waiter
-        self._profile = profile
 
     def __del__(self):
         # After the end of the process group all operations have ended. Leave no work to a thread
@@ -590,10 +602,7 @@ class PendingWork(EndedWork):
             hand_over(self._waiter, self._seq, self._flight)
 
     def is_completed(self):
-        is_over = self._flight.settle(0)
-        if is_over:
-            self._end_profile()
-        return is_over
+        return self._flight.settle(0)
 
     def is_success(self):
         return self._flight.is_over and self._flight.failure is None
@@ -606,7 +615,7 @@ class PendingWork(EndedWork):
         seconds = timeout.total_seconds() if timeout else 0
         is_limited = seconds > 0
         if not is_limited and not self.blocks_host and not flight.is_over and flight.await_on_streams():
-            self._end_profile()
+            flight.end_profile()
             return True
         if not flight.settle(seconds if is_limited else None):
             rethrow_of_handler()
@@ -615,7 +624,6 @@ class PendingWork(EndedWork):
                 "wait again, or abort the process group."
             )
         flight.await_futures()
-        self._end_profile()
         if flight.failure:
             flight.await_hooks()
             raise flight.failure.with_traceback(None)
@@ -661,7 +669,3 @@ class PendingWork(EndedWork):
         if not self._flight.is_over:
             raise RuntimeError("the duration of an operation is known after its end: call wait() or is_completed() first")
         return self._flight.milliseconds()
-
-    def _end_profile(self):
-        if self._profile:
-            self._profile.end()
