@@ -23,19 +23,20 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
     ScatterOptions,
 )
+from torch.autograd import _profiler_enabled as profiler_enabled
 from torch.distributed import ReduceOp
 from torch.distributed.constants import default_pg_timeout
 
 from . import library, members
 from .base import Base
-from .error import check, error_of, last_error
+from .error import check, ends_group, error_of, last_error
 from .forms import listed, nested, options
 from .hooks import Hooks
 from .launch import Call, Launch, counts_array, milliseconds
 from .signals import rethrow_of_handler, run_signal_handlers
 from .store import Rendezvous
-from .tensors import check_dense, check_same_type, check_writable, moved, premultiplied, premultiply, reduced
-from .work import Flight, PendingWork, Waiter
+from .tensors import check_dense, check_same_type, check_writable, is_plain, moved, premultiplied, premultiply, reduced
+from .work import EndedWork, Flight, PendingWork, Waiter
 
 
 class Options(Backend.Options):
@@ -207,6 +208,8 @@ class ProcessGroupKolo(Base):
         self.messages = Channel(in_order=False)
         self.has_devices = False
         self.seq = 0
+        # PyTorch waits for the Work of a call that is not asynchronous, and drops it.
+        self._ended = EndedWork(0, self.timeout, [])
         self._coalescing_lock = threading.Lock()
         self._coalescing = None
         # PyTorch keeps the default group until the interpreter ends, so this closes the group there,
@@ -391,6 +394,34 @@ class ProcessGroupKolo(Base):
         store.
         """
 
+    # ---- The short way, which takes half the time ----
+
+    def is_short(self, opts, tensor=None):
+        """Whether kolo's function is all that a call needs: the call ends before it returns, and its tensor
+        is contiguous in the host's memory.
+        """
+        return (
+            not getattr(opts, "asyncOp", True)
+            and (tensor is None or (tensor.is_cpu and is_plain(tensor)))
+            and opts.timeout.days < 0
+            and self.timeout_ms == self.made_with
+            and not self.collectives.in_flight
+            and not profiler_enabled()
+        )
+
+    def run_short(self, operation, *arguments):
+        self.seq += 1
+        if result := operation.now(*arguments, self.collectives.comm, None):
+            raise self.failure(result)
+        return self._ended
+
+    def failure(self, result):
+        """The error of a call. If the group has failed, abort hooks run before this returns."""
+        error = error_of(result, self.members)
+        if ends_group(result):
+            self.hooks.failed()
+        return error
+
     # ---- One tensor on every rank ----
 
     def broadcast(self, tensors, opts=None, **short):
@@ -399,6 +430,9 @@ class ProcessGroupKolo(Base):
         is_root = opts.rootRank == self._rank
         check_dense(tensor, "broadcast") if is_root else check_writable(tensor, "broadcast")
         dtype, factor = moved(tensor.dtype)
+        if self.is_short(opts, tensor):
+            pointer = tensor.data_ptr()
+            return self.run_short(library.broadcast, pointer, pointer, tensor.numel() * factor, dtype, opts.rootRank)
         with Launch(self, BROADCAST, tensor, opts) as launch:
             memory = launch.input(tensor) if is_root else launch.output(tensor)
             pointer = memory.data_ptr()
@@ -414,6 +448,9 @@ class ProcessGroupKolo(Base):
         dtype, factor, op, premultiplies = reduced(tensor.dtype, opts.reduceOp, "all_reduce")
         if premultiplies:
             premultiply(tensors, opts.reduceOp)
+        if self.is_short(opts, tensor):
+            pointer = tensor.data_ptr()
+            return self.run_short(library.all_reduce, pointer, pointer, tensor.numel() * factor, dtype, op)
         with Launch(self, ALL_REDUCE, tensor, opts) as launch:
             memory = launch.in_place(tensor)
             pointer = memory.data_ptr()
@@ -714,6 +751,8 @@ class ProcessGroupKolo(Base):
             device = torch.device("cuda", ids[0])
         if device is not None and device.type == "cuda" and torch.cuda.is_available():
             torch.cuda.current_stream(device).synchronize()
+        if self.is_short(opts):
+            return self.run_short(library.barrier)
         with Launch(self, BARRIER, None, opts) as launch:
             launch.run(library.barrier)
             return launch.done([])

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 
 from . import library
-from .error import ends_group, error_of
 from .tensors import is_plain, overlap
 from .work import Copy, EndedWork, Flight, PendingWork, Profile, Step, copy, finish_now, hand_over
 
@@ -204,28 +203,21 @@ class Launch:
         # A call in a stream returns at once.
         if self._is_sync and (self._device or not self._channel.in_flight):
             if result := operation.now(*arguments, self._channel.comm, stream):
-                raise self._failure(result)
+                raise self._group.failure(result)
             return
         work = library.Handle()
         if self._is_sync:
             # It waits for those in flight, and signal handlers run in the wait for an operation.
             result = operation.start(*arguments, self._channel.comm, stream, work) or finish_now(work.value)
             if result:
-                raise self._failure(result)
+                raise self._group.failure(result)
             return
         if result := operation.start(*arguments, self._channel.comm, stream, work):
-            raise self._failure(result)
+            raise self._group.failure(result)
         if self._copies or self._check:
             self._flight.needs_host = True
         self._flight.add(Step(work.value, self._device, self._check, self._copies))
         self._copies, self._check = (), None
-
-    def _failure(self, result):
-        """The error of a call. If the group has failed, abort hooks run before this returns."""
-        error = error_of(result, self._group.members)
-        if ends_group(result):
-            self._group.hooks.failed()
-        return error
 
     def done(self, outputs, source=None):
         """`source`: kolo writes the sender's rank to it if the message may come from any rank."""

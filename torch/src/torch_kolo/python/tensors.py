@@ -95,8 +95,8 @@ def reduced(dtype, op, call):
     """The type for a reduction. Raises a ValueError if kolo does not have this reduction of the
     type.
     """
-    # As a number, because PyTorch's own compare slowly.
-    kind = int(op.op)
+    # The comparison takes a third of the time of the number.
+    kind = 0 if op == ReduceOp.SUM else int(op.op)
     found = _reductions.get((dtype, kind))
     if found is None:
         found = _reductions[dtype, kind] = Reduction(*_reduced(dtype, op.op, call), op.op == ReduceOp.RedOpType.PREMUL_SUM)
