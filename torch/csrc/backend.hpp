@@ -201,8 +201,6 @@ class ProcessGroupKolo final : public c10d::Backend {
     bool is_async = true;
     std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
     bool is_message = false;
-    // Whether the host reads the result, so that tensors of devices pass through its memory.
-    bool needs_host = false;
   };
 
   // As the options say. It refers to their strings.

@@ -37,8 +37,7 @@ Launch::Launch(ProcessGroupKolo& group, const Call& call, const at::Tensor& like
       channel_(call.is_message ? group.messages_ : group.collectives_),
       timeout_(call.timeout.count() > 0 ? call.timeout : group.options_->timeout),
       record_{next_call_key(), call.type, call.is_message ? group.seq_.load() : ++group.seq_},
-      stream_(
-          is_on_device(like) && group.has_devices_ && !call.needs_host ? std::optional(current_stream(like.device())) : std::nullopt),
+      stream_(is_on_device(like) && group.has_devices_ ? std::optional(current_stream(like.device())) : std::nullopt),
       is_sync_(!call.is_async && (stream_ ? !group.options_->blocking_wait : !is_on_device(like))) {
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   TORCH_CHECK_VALUE(

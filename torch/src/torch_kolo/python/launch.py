@@ -40,14 +40,13 @@ class Launch:
     _copies = ()
     _is_done = False
 
-    def __init__(self, group, call, like=None, opts=None, *, inputs=None, is_async=None, timeout=None, needs_host=False):
+    def __init__(self, group, call, like=None, opts=None, *, inputs=None, is_async=None, timeout=None):
         """`like`: a tensor of the call, whose device all tensors share; None if the call has none.
 
         `inputs`: the tensors that profiles show, if they are others than `like`.
 
         `opts`: PyTorch's options of the call, which have its timeout and whether the caller gets a
-        Work. `needs_host`: the host reads the result, so that tensors of devices pass through its
-        memory.
+        Work.
         """
         if opts is not None:
             timeout = opts.timeout
@@ -67,7 +66,7 @@ class Launch:
         self._began = time.monotonic()
         self._on_device = like is not None and not like.is_cpu
         # The device on whose current stream the call runs, if kolo accepts its memory.
-        self._device = like.device if self._on_device and group.has_devices and not needs_host else None
+        self._device = like.device if self._on_device and group.has_devices else None
         # Whether the call ends before it returns or, on a stream, before later work of the
         # caller's stream.
         self._is_sync = is_async is False and (not group.options.blocking_wait if self._device else not self._on_device)
