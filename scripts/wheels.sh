@@ -86,10 +86,22 @@ for package in "${packages[@]}"; do
     twine check --strict "$package"/dist/*
     for wheel in "$package"/dist/*linux*.whl; do
         [ -f "$wheel" ] || continue
-        shown=$(auditwheel show "$wheel")
-        echo "$shown"
         platform=${wheel##*-none-}
-        grep -q "\"${platform%.whl}\"" <<<"$shown" || {
+        case $platform in
+            # auditwheel knows musl by its name on Alpine, and would look for it among glibc's libraries.
+            musl*)
+                shown=$(auditwheel show --ldpaths /nowhere "$wheel")
+                libraries='"libc.so": '
+                found=$(grep -o '"lib[^"]*": ' <<<"$shown")
+                ;;
+            *)
+                shown=$(auditwheel show "$wheel")
+                libraries=\"${platform%.whl}\"
+                found=$(grep -o "$libraries" <<<"$shown" | head -1)
+                ;;
+        esac
+        echo "$shown"
+        [ "$found" = "$libraries" ] || {
             echo "$0: $wheel does not fit its platform" >&2
             exit 1
         }

