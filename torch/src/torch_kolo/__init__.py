@@ -72,7 +72,7 @@ def _create(options, backend_options, profiled_as="kolo"):
     return backend
 
 
-def _create_for(store, rank, size, timeout, profiled_as):
+def _create_for(store, rank, size, timeout, profiled_as="kolo"):
     """Creates the backend of a group outside init_process_group and new_group."""
     from torch.distributed.distributed_c10d import _DistributedBackendOptions
 
