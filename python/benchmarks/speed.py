@@ -66,7 +66,7 @@ def measure(make, most):
             # Short loops, of which some have both cores to themselves.
             count = 100 if size <= 4096 else 5 if size <= 1 << 20 else 1
             times = []
-            for _ in range(60 if size <= 4096 else 20 if size <= 1 << 20 else 5):
+            for _ in range(60 if size <= 4096 else 20):
                 barrier()
                 start = time.perf_counter()
                 for _ in range(count):

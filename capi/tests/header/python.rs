@@ -30,9 +30,9 @@ impl Types {
     /// Returns the type of a declaration without its name.
     fn of(&self, declared: &str) -> String {
         let stars = declared.matches('*').count();
-        let is_word = |word: &&str| !["const", "struct"].contains(word);
-        let base = declared.split(|letter: char| letter.is_whitespace() || letter == '*').filter(|word| !word.is_empty());
-        match (base.filter(is_word).next().unwrap(), stars) {
+        let is_base = |word: &&str| !["", "const", "struct"].contains(word);
+        let base = declared.split(|letter: char| letter.is_whitespace() || letter == '*').find(is_base);
+        match (base.unwrap(), stars) {
             ("void", 0) => "None".to_owned(),
             ("void", 1) => "c_void_p".to_owned(),
             ("void", _) => "POINTER(c_void_p)".to_owned(),
@@ -186,7 +186,7 @@ fn settings(body: &str) -> String {
 }
 
 /// Returns the module for a header.
-pub fn generate(header: &str) -> String {
+pub(crate) fn generate(header: &str) -> String {
     let mut types = Types::new();
     let (mut structures, mut keywords, mut functions) = (String::new(), String::new(), String::new());
     for (_, declared) in declarations(header.split_once("#include <stdint.h>").unwrap().1) {
