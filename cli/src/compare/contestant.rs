@@ -205,8 +205,8 @@ impl Contestant {
                 let found = Mpi { launcher: launcher.clone(), options, python };
                 // With another MPI each rank would be alone.
                 let trial = "import mpi4py, numpy; from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2, 'mpi4py uses another MPI'; \
-                             print('mpi4py', mpi4py.__version__, 'numpy', numpy.__version__, MPI.Get_library_version().split(',')[0].split('\\n')[0]) \
-                             if MPI.COMM_WORLD.rank == 0 else None";
+                             mpi = ' '.join(MPI.Get_library_version().split(',')[0].split()[:3]); \
+                             print('mpi4py', mpi4py.__version__, 'numpy', numpy.__version__, mpi) if MPI.COMM_WORLD.rank == 0 else None";
                 match tried(&mut found.command(2, &["-c".as_ref(), trial.as_ref()]), is_over) {
                     Ok(versions) => {
                         write_peer(folder, "arrays.py", include_str!("../../peers/arrays.py"))?;
