@@ -116,3 +116,48 @@ impl Link for Loopback {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes come out as they went in, at addresses like their places in the stream, whatever is left over.
+    #[test]
+    fn a_stream_keeps_its_bytes_and_its_alignment() {
+        let mut link = Loopback::default();
+        let (mut sent, mut received) = (0usize, 0usize);
+        for round in 0..200 {
+            let bytes: Vec<u8> = (sent..sent + round * 7 % 300).map(|at| at as u8).collect();
+            // SAFETY: the bytes are borrowed for the call.
+            assert_eq!(
+                unsafe { link.send(&[RawSlice::of(&bytes[..bytes.len() / 3]), RawSlice::of(&bytes[bytes.len() / 3..])]) },
+                Ok(bytes.len())
+            );
+            sent += bytes.len();
+            let part = link.peek(round * 11 % 290).unwrap();
+            assert!(part.len == 0 || part.ptr.addr() % ALIGN == received % ALIGN);
+            let mut into = vec![0; part.len];
+            // SAFETY: as above.
+            assert_eq!(unsafe { link.receive(RawSliceMut::of(&mut into)) }, Ok(part.len));
+            assert!((received..).zip(&into).all(|(at, &byte)| byte == at as u8), "round {round}");
+            received += part.len;
+        }
+        assert!(received > 10_000 && link.bytes.len() * ALIGN < 1 << 16);
+    }
+
+    #[test]
+    fn it_holds_no_more_than_its_bound() {
+        let mut link = Loopback::default();
+        let bytes = vec![1u8; 40 << 20];
+        let parts = [RawSlice::of(&bytes)];
+        // SAFETY: the bytes are borrowed for the calls.
+        unsafe {
+            assert_eq!(link.send_whole(&parts), Ok(true));
+            assert_eq!(link.send_whole(&parts), Ok(false));
+            assert_eq!(link.send(&parts), Ok(24 << 20));
+            assert_eq!(link.send(&parts), Ok(0));
+        }
+        link.consume(MOST_WAITING);
+        assert!(link.bytes.capacity() * ALIGN <= 2 * KEPT);
+    }
+}
