@@ -34,7 +34,8 @@ setup_packages() {
     as_root apt-get update -qq &&
         as_root apt-get install -y -qq --no-install-recommends \
             redis-server openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 slurm-wlm munge openssl \
-            python3-venv python3-dev procps openssh-client openssh-server gcc g++ clang binutils pkg-config cmake make valgrind shellcheck zsh fish man-db >/dev/null
+            python3-venv python3-dev procps openssh-client openssh-server gcc g++ clang binutils pkg-config cmake make valgrind shellcheck zsh fish man-db \
+            debootstrap musl-tools busybox-static >/dev/null
 }
 
 setup_components() {
@@ -238,7 +239,6 @@ END
 # of it but zlib and what is written in Python, which this machine's Python of the same version has.
 setup_roots() {
     ready packages || return
-    as_root apt-get install -y -qq --no-install-recommends debootstrap musl-tools busybox-static >/dev/null || return
     local folder=$PWD/target/roots
     local root=$folder/musl parts=$folder/parts stdlib
     as_root rm -rf "$folder"
