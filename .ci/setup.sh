@@ -183,8 +183,8 @@ setup_redis() {
     return 1
 }
 
-# torch_kolo with the backends in Python and in C++, in the PyTorch of setup_torch.
-# `backend_library` may say where its library is, and how cargo builds it; otherwise it is built as
+# pykolo, and torch_kolo with the backends in Python and in C++, in the PyTorch of setup_torch.
+# `backend_library` may say where their library is, and how cargo builds it; otherwise it is built as
 # for users.
 backend_library=
 build_of_backend_library=()
@@ -194,7 +194,8 @@ setup_backend() {
         cargo build "${build_of_backend_library[@]}" || return
         export KOLO_LIBRARY=$PWD/$backend_library
     fi
-    KOLO_TORCH_CPP=1 pip install --no-deps --no-build-isolation --force-reinstall ./torch
+    KOLO_BUILT=${backend_library:+$(dirname "$PWD/$backend_library")} pip install --no-deps --no-build-isolation --force-reinstall ./python &&
+        KOLO_TORCH_CPP=1 pip install --no-deps --no-build-isolation --force-reinstall ./torch
 }
 
 # target/aarch64/bin/python, which runs Debian's Python for aarch64 in QEMU. apt has a state of its

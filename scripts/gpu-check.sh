@@ -61,7 +61,7 @@ cargo build --release --package kolo-capi --features cuda
 tests=$(cargo test --package kolo --lib --features cuda --no-run --message-format=json |
     sed -n 's/.*"target":{"kind":\["[^]]*lib".*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 
-for part in bin lib include torch peers python scripts; do
+for part in bin torch peers python; do
     rm -rf "${folder:?}/$part"
     mkdir "$folder/$part"
 done
@@ -69,22 +69,18 @@ cp "$built/release/kolo" "$folder/bin/kolo"
 cp "$tests" "$folder/bin/unit-tests"
 # Names of functions stay, for stacks.
 strip --strip-debug "$folder/bin/kolo" "$folder/bin/unit-tests"
-cp "$built/release/libkolo.a" "$folder/lib/"
-strip --strip-debug "$folder/lib/libkolo.a"
-gzip -9n "$folder/lib/libkolo.a" "$folder/bin/unit-tests"
-cp include/kolo.h "$folder/include/"
-for part in csrc src tests examples setup.py pyproject.toml README.md; do
+gzip -9n "$folder/bin/unit-tests"
+for part in csrc src tests examples setup.py pyproject.toml README.md MANIFEST.in; do
     cp -r "torch/$part" "$folder/torch/"
 done
 find "$folder/torch" -name __pycache__ -prune -exec rm -rf {} + -o -name '*.so' -exec rm {} + -o -name '*.egg-info' -prune -exec rm -rf {} +
-cp scripts/python_package.py "$folder/scripts/"
 cp cli/peers/device.py "$folder/peers/"
 cp "$here/gpu-check.sh" "$here"/gpu_*.py "$folder/"
 chmod +x "$folder/gpu-check.sh"
 git describe --always --dirty --abbrev=12 --exclude='*' >"$folder/COMMIT" 2>/dev/null || echo unknown >"$folder/COMMIT"
-# What PyTorch's backend is built and tested with.
+# What PyTorch's backend is built and tested with, and pykolo, which has its library.
 install() {
-    python3 -m pip install --quiet --disable-pip-version-check --target "$folder/python" pytest ninja 'setuptools>=77' wheel "$@"
+    KOLO_BUILT=$built/release python3 -m pip install --quiet --disable-pip-version-check --target "$folder/python" pytest ninja 'setuptools>=77' wheel ./python "$@"
 }
 # py-spy shows the native stacks of Python processes. It is not there for every platform.
 if ! install py-spy; then
@@ -116,11 +112,9 @@ python_of_gpu() {
 rm -rf "$folder/site"
 python=${KOLO_GPU_PYTHON-$(python_of_gpu)}
 if [ -n "$python" ]; then
-    KOLO_TORCH_CPP=1 KOLO_LIBRARY=$built/release/libkolo.a PYTHONPATH=$folder/python PATH=$folder/python/bin:$PATH \
+    KOLO_TORCH_CPP=1 PYTHONPATH=$folder/python PATH=$folder/python/bin:$PATH \
         "$python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
         --target "$folder/site" ./torch
-    # The backend in Python, which is not tested here, needs this library.
-    rm -f "$folder/site/torch_kolo/libkolo.so"
     strip "$folder"/site/torch_kolo/*.so
 fi
 find "$folder/python" -name __pycache__ -prune -exec rm -rf {} +

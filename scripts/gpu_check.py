@@ -285,15 +285,10 @@ class Check:
             why = f"the packed one does not fit: {(text.strip().splitlines() or [''])[-1]}"
         if not shutil.which("g++"):
             raise NotRun(f"there is no g++ to build torch_kolo with, and {why}")
-        source, site, kolo = (self.scratch / name for name in ("torch", "site", "kolo"))
+        source, site = (self.scratch / name for name in ("torch", "site"))
         shutil.copytree(self.folder / "torch", source)
-        shutil.copytree(self.folder / "scripts", self.scratch / "scripts")
-        shutil.copytree(self.folder / "include", kolo / "include")
-        (kolo / "lib").mkdir()
-        self.unpacked("lib/libkolo.a", kolo / "lib" / "libkolo.a")
         environment = {
             "KOLO_TORCH_CPP": "1",
-            "KOLO_LIBRARY": str(kolo / "lib" / "libkolo.a"),
             "MAX_JOBS": str(os.cpu_count()),
             "PATH": os.pathsep.join([str(self.folder / "python" / "bin"), self.commands.environment["PATH"]]),
         }

@@ -4,12 +4,12 @@
 #
 #     scripts/wheels.sh [PLATFORM...]        default: x86_64 aarch64
 #
-# The wheels are for every Python from 3.10, and those of torch_kolo for every PyTorch from 2.7. x86_64
-# and aarch64 are Linux with glibc 2.28 or newer (py3-none-manylinux_2_28); zig links against that
-# glibc, also for the other architecture. x86_64-musl and aarch64-musl are Linux with musl, such as
-# Alpine (py3-none-musllinux_1_2), for pykolo alone, because PyTorch has no wheels for musl. windows is
-# Windows on x86-64 (py3-none-win_amd64), and needs mingw-w64. Needs cargo, rustup, python3 with its
-# headers and the network; installs its tools into target/wheels.
+# The wheels are for every Python from 3.10, and that of torch_kolo for every platform and every
+# PyTorch from 2.7. x86_64 and aarch64 are Linux with glibc 2.28 or newer (py3-none-manylinux_2_28);
+# zig links against that glibc, also for the other architecture. x86_64-musl and aarch64-musl are Linux
+# with musl, such as Alpine (py3-none-musllinux_1_2). windows is Windows on x86-64 (py3-none-win_amd64),
+# and needs mingw-w64. Needs cargo, rustup, python3 with its headers and the network; installs its tools
+# into target/wheels.
 #
 # Variables:
 #   PACKAGES  python, torch; default: both
@@ -26,13 +26,12 @@ tools=$PWD/target/wheels
 }
 PATH=$tools/bin:$PATH
 read -ra packages <<<"${PACKAGES-python torch}"
-crates=(kolo-capi)
-case " ${packages[*]} " in *" python "*) crates+=(kolo-cli) ;; esac
+case " ${packages[*]} " in *" python "*) ;; *) platforms=() ;; esac
 # What a platform cannot run here, it cannot ask for its man pages: another platform's are the same.
 pages=$tools/man
 rm -rf "$pages"
 features=()
-for crate in "${crates[@]}"; do
+for crate in kolo-capi kolo-cli; do
     features+=(--package "$crate")
     for feature in $(tr , ' ' <<<"${FEATURES-cuda}"); do features+=(--features "$crate/$feature"); done
 done
@@ -45,24 +44,25 @@ export CARGO_PROFILE_DIST_STRIP=symbols CARGO_PROFILE_DIST_DEBUG=0
 for package in "${packages[@]}"; do
     rm -rf "$package/dist" "$package/build"
     python -m build --sdist "$package"
+    [ "$package" = python ] || python -m build --wheel "$package"
 done
 for platform in "${platforms[@]}"; do
     if [ "$platform" = windows ]; then
         target=x86_64-pc-windows-gnu
         rustup target add $target
         cargo build --profile dist "${features[@]}" --target $target
-        library=kolo.dll tag=win_amd64 c=
+        tag=win_amd64 c=
     elif [ "${platform%-musl}" != "$platform" ]; then
         target=${platform%-musl}-unknown-linux-musl
         rustup target add "$target"
         # A shared library needs a shared musl.
         RUSTFLAGS="$RUSTFLAGS -C target-feature=-crt-static" cargo zigbuild --profile dist "${features[@]}" --target "$target"
-        library=libkolo.so tag=musllinux_1_2_${platform%-musl} c=${platform%-musl}-linux-musl
+        tag=musllinux_1_2_${platform%-musl} c=${platform%-musl}-linux-musl
     else
         target=$platform-unknown-linux-gnu
         rustup target add "$target"
         cargo zigbuild --profile dist "${features[@]}" --target "$target.2.28"
-        library=libkolo.so tag=manylinux_2_28_$platform c=$platform-linux-gnu.2.28
+        tag=manylinux_2_28_$platform c=$platform-linux-gnu.2.28
     fi
     # zig compiles C for Linux. Debian keeps a part of Python's headers, which fit all, in a folder of the
     # machine.
@@ -70,16 +70,11 @@ for platform in "${platforms[@]}"; do
     ln -sfn "/usr/include/$(uname -m)-linux-gnu" "$tools/include/${platform%-musl}-linux-gnu"
     cc="$tools/bin/python -m ziglang cc -target $c -idirafter $tools/include"
     built=$(realpath "${CARGO_TARGET_DIR:-target}/$target/dist")
-    for package in "${packages[@]}"; do
-        case $package-$platform in
-            torch-*-musl) continue ;;
-            python-windows) ;;
-            python-*) "$built/kolo" man "$pages" 2>/dev/null || [ -d "$pages" ] || cargo run --package kolo-cli -- man "$pages" ;;
-        esac
-        rm -rf "$package/build"
-        CC=$cc LDSHARED="$cc -shared" KOLO_BUILT=$built KOLO_LIBRARY=$built/$library KOLO_PLATFORM=$tag KOLO_MAN=$pages \
-            python -m build --wheel "$package"
-    done
+    if [ "$platform" != windows ]; then
+        "$built/kolo" man "$pages" 2>/dev/null || [ -d "$pages" ] || cargo run --package kolo-cli -- man "$pages"
+    fi
+    rm -rf python/build
+    CC=$cc LDSHARED="$cc -shared" KOLO_BUILT=$built KOLO_PLATFORM=$tag KOLO_MAN=$pages python -m build --wheel python
 done
 
 for package in "${packages[@]}"; do
@@ -105,7 +100,7 @@ for package in "${packages[@]}"; do
             echo "$0: $wheel does not fit its platform" >&2
             exit 1
         }
-        [ "$package" = torch ] || grep -q "pykolo/_fast.abi3.so" <<<"$(python -m zipfile -l "$wheel")" || {
+        grep -q "pykolo/_fast.abi3.so" <<<"$(python -m zipfile -l "$wheel")" || {
             echo "$0: $wheel has no pykolo._fast: install Python's headers" >&2
             exit 1
         }

@@ -1,4 +1,4 @@
-"""The shared library of the package, without PyTorch: functions, errors, callbacks, and ranks over each transport."""
+"""The shared library, without PyTorch: functions, errors, callbacks, and ranks over each transport."""
 
 import array
 import contextlib
@@ -6,7 +6,6 @@ import ctypes
 import importlib.metadata
 import multiprocessing
 import os
-import re
 import signal
 import struct
 import sys
@@ -16,9 +15,10 @@ import traceback
 from pathlib import Path
 
 import pytest
+from pykolo import _abi
+from pykolo._library import function
 from torch_kolo.python import library
 
-HEADER = Path(__file__).resolve().parents[2] / "include" / "kolo.h"
 # This process makes no communicator, so its forks may. Windows has no forks.
 PROCESSES = multiprocessing.get_context("spawn" if sys.platform == "win32" else "fork")
 # Windows has no signals. There, this ends a process as suddenly.
@@ -26,8 +26,6 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 # Only a hang takes this long.
 PATIENCE = 300
 TRANSPORTS = ["shm", "tcp"]
-
-DONE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
 
 
 def last_error():
@@ -41,18 +39,9 @@ def ok(result):
 
 
 def test_version():
-    version = library._library.kolo_version()
+    version = function("version")()
     said = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
     assert said == importlib.metadata.version("torch_kolo")
-
-
-def test_every_function_of_the_header():
-    if not HEADER.is_file():
-        pytest.skip("NOT RUN: there is no header here")
-    names = set(re.findall(r"^\w[\w ]*[ *](kolo_\w+)\(", HEADER.read_text(), re.MULTILINE))
-    assert len(names) > 80
-    missing = [name for name in sorted(names) if not hasattr(library._library, name)]
-    assert not missing
 
 
 def test_errors():
@@ -245,12 +234,11 @@ def collectives(rank, world, folder, transport):
 
     # Nonblocking, with a callback on another thread.
     ended = []
-    function = DONE(lambda context, result: ended.append((context, result)))
+    done = _abi.DoneFunction(lambda context, result: ended.append((context, result)))
     sending, receiving, barrier = library.Handle(), library.Handle(), library.Handle()
     ok(library.recv.start(one, count, library.INT32, previous, comm, None, receiving))
     ok(library.send.start(mine, count, library.INT32, next_rank, comm, None, sending))
-    on_done = library._function("work_on_done", library.Handle, DONE, ctypes.c_void_p)
-    ok(on_done(receiving, function, 7))
+    ok(function("work_on_done")(receiving, done, 7))
     ok(library.work_wait(receiving))
     ok(library.work_wait(sending))
     assert list(one) == everyone[previous]

@@ -26,6 +26,8 @@ def _load():
         raise ImportError(f"KOLO_TORCH_IMPL is cpp, and {reason}")
     if wanted == "python" or reason:
         return importlib.import_module(".python.backend", __name__)
+    # The backend in C++ uses the library that pykolo has loaded.
+    importlib.import_module("pykolo._library")
     return importlib.import_module("._C", __name__)
 
 

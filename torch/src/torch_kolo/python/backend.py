@@ -9,6 +9,7 @@ import weakref
 
 import torch
 import torch.distributed as dist
+from pykolo._signals import run_signal_handlers
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
@@ -29,11 +30,10 @@ from torch.distributed.constants import default_pg_timeout
 
 from . import library, members
 from .base import Base
-from .error import check, ends_group, error_of, last_error
+from .error import check, ends_group, error_of, last_error, rethrow_of_handler
 from .forms import listed, nested, options
 from .hooks import Hooks
 from .launch import Call, Launch, counts_array, milliseconds
-from .signals import rethrow_of_handler, run_signal_handlers
 from .store import Rendezvous
 from .tensors import check_dense, check_same_type, check_writable, is_plain, moved, premultiplied, premultiply, reduced
 from .work import EndedWork, Flight, PendingWork, Waiter

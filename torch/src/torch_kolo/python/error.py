@@ -3,9 +3,9 @@
 import ctypes
 
 import torch.distributed as dist
+from pykolo._signals import raised_by_handler
 
 from . import library
-from .signals import raised_by_handler
 
 # PyTorch's WorkResult, as futures have it.
 SUCCESS, TIMEOUT, COMM_ERROR = range(3)
@@ -14,6 +14,12 @@ SUCCESS, TIMEOUT, COMM_ERROR = range(3)
 def last_error():
     error = library.Error(size=ctypes.sizeof(library.Error))
     return error if library.last_error(None, error) == library.OK else None
+
+
+def rethrow_of_handler():
+    """Raises the exception of a handler that has ended a wait of this thread, once."""
+    if raised := raised_by_handler():
+        raise raised
 
 
 def error_of(result, members):

@@ -6,9 +6,8 @@ import time
 import torch.distributed as dist
 
 from . import library
-from .error import check, error_of
+from .error import check, error_of, rethrow_of_handler
 from .launch import deadline
-from .signals import rethrow_of_handler
 from .work import wait_to_the_end
 
 

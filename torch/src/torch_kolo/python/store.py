@@ -3,9 +3,9 @@
 import ctypes
 import time
 
-from . import library
-from .signals import keep_of_handler
+from pykolo._signals import keep_of_handler
 
+from . import library
 
 # How long to wait before the store is asked again, in seconds. Each pause is twice the one before, up to a
 # limit.

@@ -13,9 +13,8 @@ import torch.distributed as dist
 from torch._C._autograd import _record_function_with_args_enter
 
 from . import library
-from .error import COMM_ERROR, SUCCESS, ends_group, error_of, work_result_of
+from .error import COMM_ERROR, SUCCESS, ends_group, error_of, rethrow_of_handler, work_result_of
 from .hooks import warn
-from .signals import rethrow_of_handler
 
 
 class Copy(NamedTuple):
