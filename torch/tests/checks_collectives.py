@@ -1,6 +1,7 @@
 """Checks every collective. Each rank computes the expected result from the inputs of all ranks."""
 
 import datetime
+import sys
 import time
 import warnings
 
@@ -975,6 +976,16 @@ def profiles(group):
     entries = [event for event in profile.function_events if event.name.startswith("kolo:")]
     assert [(entry.name, entry.input_shapes) for entry in entries] == expected, entries
     assert all(entry.is_async for entry in entries), entries
+
+
+@check
+def one_library(group):
+    """pykolo's is that of both backends."""
+    if sys.platform != "linux":
+        raise NotRun("the libraries of this process, which Linux lists")
+    with open("/proc/self/maps") as maps:
+        found = {line.split()[-1] for line in maps if "libkolo" in line}
+    assert len(found) == 1, found
 
 
 @check
