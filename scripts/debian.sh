@@ -19,4 +19,5 @@ staged=${CARGO_TARGET_DIR:-target}/release/debian
 rm -rf "$staged"
 mkdir -p target/debian
 PROGRAM=1 DESTDIR=$staged scripts/install.sh /usr
+gzip -9n "$staged"/usr/share/man/man1/*
 cargo deb --package kolo-cli --no-build --no-strip --output target/debian/
