@@ -128,11 +128,9 @@ mod tests {
         let (mut sent, mut received) = (0usize, 0usize);
         for round in 0..200 {
             let bytes: Vec<u8> = (sent..sent + round * 7 % 300).map(|at| at as u8).collect();
+            let (first, rest) = bytes.split_at(bytes.len() / 3);
             // SAFETY: the bytes are borrowed for the call.
-            assert_eq!(
-                unsafe { link.send(&[RawSlice::of(&bytes[..bytes.len() / 3]), RawSlice::of(&bytes[bytes.len() / 3..])]) },
-                Ok(bytes.len())
-            );
+            assert_eq!(unsafe { link.send(&[RawSlice::of(first), RawSlice::of(rest)]) }, Ok(bytes.len()));
             sent += bytes.len();
             let part = link.peek(round * 11 % 290).unwrap();
             assert!(part.len == 0 || part.ptr.addr() % ALIGN == received % ALIGN);

@@ -232,10 +232,6 @@ at::Tensor Launch::out_apart(const at::Tensor& output, const at::Tensor& input) 
   return memory;
 }
 
-void Launch::then(std::function<void()> check) {
-  check_ = std::move(check);
-}
-
 c10::intrusive_ptr<c10d::Work> Launch::done(std::vector<at::Tensor> outputs, const at::Tensor& source) {
   is_done_ = true;
   KoloWork::Call call{group_.getRank(), timeout_, record_};

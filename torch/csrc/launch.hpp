@@ -50,8 +50,6 @@ class Launch {
   void keep(const at::Tensor& memory);
   // Waits for copies from a device before kolo reads them. `run` calls it.
   void await_copies();
-  // Is called when the next operation has ended, before the copies back.
-  void then(std::function<void()> check);
 
   // kolo writes the sender's rank to `source` if the message may come from any rank.
   c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> outputs, const at::Tensor& source = {});
@@ -90,7 +88,6 @@ class Launch {
   std::function<void()> end_of_profile_;
   std::shared_ptr<Flight> flight_;
   std::vector<Copy> copies_;
-  std::function<void()> check_;
   std::vector<c10::Event> arriving_;
   bool is_done_ = false;
 };
@@ -137,13 +134,11 @@ void Launch::run(Now now, Start start, Args... args) {
   if (stream_) {
     step.device = stream_->device();
   }
-  if (!copies_.empty() || check_) {
+  if (!copies_.empty()) {
     flight_->needs_host();
   }
   step.copies = std::move(copies_);
-  step.check = std::move(check_);
   copies_.clear();
-  check_ = nullptr;
   flight_->add(std::move(step));
 }
 

@@ -195,16 +195,13 @@ void Flight::finish(Step& step, kolo_result_t result) {
     uint64_t nanoseconds = 0;
     kolo_work_duration(step.work, &nanoseconds);
     nanoseconds_ += nanoseconds;
-    if (step.check) {
-      step.check();
-    }
     for (const auto& each : step.copies) {
       copy(each, step.work);
     }
   } catch (...) {
     if (!failure_) {
       failure_ = std::current_exception();
-      // A check or a copy may have failed after the operation.
+      // A copy may have failed after the operation.
       result_ = result == KOLO_OK ? c10d::WorkResult::COMM_ERROR : of_step;
       ends_group_ = ends_group(result);
     }

@@ -40,8 +40,6 @@ struct Step {
   // The device on which kolo runs the operation, so that streams can wait for it in place of the
   // host.
   c10::Device device = at::kCPU;
-  // Throws if the received data is wrong.
-  std::function<void()> check;
   std::vector<Copy> copies;
   bool is_over = false;
 };

@@ -36,7 +36,7 @@ def deadline(milliseconds, usual):
 
 class Launch:
     # What most calls do not have.
-    _profile = _check = _flight = None
+    _profile = _flight = None
     _copies = ()
     _is_done = False
 
@@ -183,10 +183,6 @@ class Launch:
         self.keep(apart)
         return apart
 
-    def then(self, function):
-        """Is called when the next operation has ended, before the copies back."""
-        self._check = function
-
     def run(self, operation, *arguments):
         """Runs or starts one of kolo's operations. `arguments` are its arguments before the
         communicator.
@@ -213,10 +209,10 @@ class Launch:
             return
         if result := operation.start(*arguments, self._channel.comm, stream, work):
             raise self._group.failure(result)
-        if self._copies or self._check:
+        if self._copies:
             self._flight.needs_host = True
-        self._flight.add(Step(work.value, self._device, self._check, self._copies))
-        self._copies, self._check = (), None
+        self._flight.add(Step(work.value, self._device, self._copies))
+        self._copies = ()
 
     def done(self, outputs, source=None):
         """`source`: kolo writes the sender's rank to it if the message may come from any rank."""

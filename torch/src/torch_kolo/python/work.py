@@ -29,15 +29,13 @@ class Copy(NamedTuple):
 class Step:
     """One of kolo's operations, and the work after it."""
 
-    __slots__ = ("check", "copies", "device", "is_over", "work")
+    __slots__ = ("copies", "device", "is_over", "work")
 
-    def __init__(self, work, device=None, check=None, copies=()):
+    def __init__(self, work, device=None, copies=()):
         self.work = work
         # The device on which kolo runs the operation, so that streams can wait for it in place of
         # the host.
         self.device = device
-        # Raises if the received data is wrong.
-        self.check = check
         self.copies = copies
         self.is_over = False
 
@@ -175,7 +173,7 @@ class Flight:
 
     def _finish(self, step, result):
         failure = error_of(result, self._members) if result else None
-        # A check or a copy may fail after the operation.
+        # A copy may fail after the operation.
         work_result = work_result_of(result) if result else COMM_ERROR
         with self._lock:
             if step.is_over:
@@ -185,15 +183,12 @@ class Flight:
                 if failure:
                     raise failure
                 self._nanoseconds += duration_of(step.work)
-                if step.check:
-                    step.check()
                 for to, source in step.copies:
                     self._copy(to, source, step.work)
             except BaseException as error:
                 if not self.failure:
                     self.failure, self.result, self._ends_group = error, work_result, ends_group(result)
             step.copies = ()
-            step.check = None
 
     def _copy(self, to, source, work):
         if to.is_cpu:
