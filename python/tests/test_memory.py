@@ -2,6 +2,7 @@
 
 import array
 import ctypes
+import pathlib
 import pickle
 import re
 import sys
@@ -40,6 +41,13 @@ class DLPack:
 
     def __dlpack_device__(self):
         return self.owner.__dlpack_device__()
+
+
+class Arrow(DLPack):
+    """As pyarrow.Array: numpy can copy it, and it has no dtype of numpy."""
+
+    def __array__(self, *given, **options):
+        return self.owner.__array__(*given, **options)
 
 
 def test_array_array_and_bytes(comm):
@@ -203,12 +211,22 @@ def test_wrong_arguments(comm):
         (lambda: comm.all_to_all_v(x, [2], [1], array.array("d", [0, 0])), "out has 2 elements, and needs 1"),
         (lambda: comm.scatter(), "rank 0 is the root: pass it x"),
         (lambda: comm.all_reduce(x, timeout=0), "timeout is 0: give a time in seconds"),
+        (lambda: comm.all_reduce(x, timeout="3"), "timeout is '3': give a time in seconds"),
         (lambda: comm.all_reduce(x, op="bitand"), "all_reduce"),
+        (lambda: comm.all_reduce(x, "max"), "out is 'max': pass a reduction by its name, op='max'"),
+        (lambda: comm.all_gather_v(x, ["2"]), "a number of counts is '2': give an integer"),
+        (lambda: comm.send(x, 0, tag="a"), "tag is 'a': give an integer"),
+        *(
+            (lambda store=store: pykolo.Communicator(rank=0, world_size=1, store=store), f"store is {store!r}: pass a URL")
+            for store in (None, 5, pathlib.PurePosixPath("store"))
+        ),
+        (lambda: pykolo.Communicator(rank="0", world_size=1, store="file:///"), "rank is '0': give an integer"),
         (lambda: pykolo.Communicator.from_env(colour="red"), "there is no setting colour; the settings are algorithm"),
         (lambda: pykolo.Communicator.from_env(transport="pigeon"), "pigeon"),
         (lambda: pykolo.Communicator(rank=0, world_size=1, store=b"x"), "no unique id"),
         (lambda: pykolo.spawn(0, print), "world_size is 0"),
         (lambda: comm.alloc(-1), "below 0"),
+        (lambda: comm.alloc("3"), "a length of the shape is '3': give an integer"),
         (lambda: comm.alloc((2**62, 8), "int8"), "no memory has"),
         (lambda: comm.reduce_scatter(memoryview(x)[:1].cast("B").cast("d", ())), "x is a single element: pass an array with a block for each of 1 ranks"),
         *(
@@ -297,10 +315,12 @@ def test_arrays_of_numpy(comm):
         assert comm.gather(x, root=root).shape == (1, 3) and comm.scatter(x, root=root).shape == (3,)
     assert comm.all_gather_v(x, numpy.array([3])).tolist() == [1, 1, 1]
     for wrong in (0.0, "0", None):
-        with pytest.raises(TypeError):
+        with pytest.raises(pykolo.ArgumentError, match=f"broadcast: the rank is {wrong!r}: give an integer"):
             comm.broadcast(numpy.ones(2), wrong)
-    with pytest.raises(TypeError):
+    with pytest.raises(pykolo.ArgumentError, match="there is no reduction"):
         comm.all_reduce(numpy.ones(2), op=["sum"])
+    with pytest.raises(pykolo.ArgumentError, match="alloc: elements of object are addresses"):
+        comm.alloc(3, object)
     assert comm.alloc(numpy.int64(3)).shape == comm.alloc([numpy.int8(3)]).shape == (3,)
     assert comm.alloc(0).shape == (0,) and comm.alloc((3, 0), "int8").shape == (3, 0)
     assert comm.all_gather(numpy.float32(2)).shape == (1,) and comm.all_gather(numpy.empty((0, 3))).shape == (1, 0, 3)
@@ -327,6 +347,8 @@ def test_dlpack(comm):
         found = memory_of(given, "all_reduce", "x", writes=True)
         assert (found.pointer.value, found.shape, found.element.code) == (x.ctypes.data, (2, 3), _abi.FLOAT64)
         assert comm.all_reduce(given) is given
+    gathered = comm.all_gather(Arrow(x))
+    assert gathered.dtype == x.dtype and gathered.tolist() == [x.tolist()]
     with pytest.raises(ValueError, match="not contiguous"):
         comm.all_reduce(DLPack(x.T))
     x.flags.writeable = False

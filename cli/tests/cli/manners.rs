@@ -308,7 +308,7 @@ fn a_wrong_command_line_is_told_once_and_by_its_fault() {
     let (_, err) = failed(&["run", "--no-such", "3", "true"]);
     assert!(!err.contains("similar argument exists"), "{err}");
     // Commands that the help hides are not suggested.
-    for (name, tip) in [("completions", true), ("agnt", false), ("gard", false)] {
+    for (name, tip) in [("completition", true), ("agnt", false), ("gard", false)] {
         let (_, err) = failed(&[name]);
         assert!(!["'compete'", "agent'", "guard'"].iter().any(|hidden| err.contains(hidden)), "{err}");
         assert_eq!(err.contains("tip: "), tip, "{err}");

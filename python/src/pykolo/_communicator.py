@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import math
-import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -17,7 +16,7 @@ from ._errors import ArgumentError, UnsupportedError, check, error_of
 from ._library import function
 from ._memory import as_array, size_of
 from ._objects import Objects
-from ._settings import config_of, integer
+from ._settings import config_of, index, integer
 from ._short import Fast
 from ._signals import run_signal_handlers
 from ._store import Callbacks, Store
@@ -93,6 +92,11 @@ class Communicator(Fast, Objects):
                 if len(store) != ctypes.sizeof(_abi.UniqueId):
                     raise ArgumentError(f"store has {len(store)} bytes, which are no unique id: pass those of unique_id(), or a URL")
                 result = _init_rank(handle, world_size, _abi.UniqueId.from_buffer_copy(store), rank, config)
+            elif not (hasattr(store, "set") and hasattr(store, "get")):
+                raise ArgumentError(
+                    f"store is {store!r}: pass a URL, such as 'tcp://node0:29500' or 'file:///shared/job', the bytes of unique_id(), or an "
+                    "object with set and get"
+                )
             else:
                 callbacks = Callbacks(store)
                 result = _init_callbacks(handle, world_size, callbacks.store, rank, config)
@@ -216,7 +220,7 @@ class Communicator(Fast, Objects):
 
         The memory is freed with the last array that uses it.
         """
-        shape = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+        shape = tuple(index(length, "alloc: a length of the shape") for length in (shape if isinstance(shape, Iterable) else (shape,)))
         if any(length < 0 for length in shape):
             raise ArgumentError(f"alloc: the shape is {shape}: no length is below 0", op="mem_alloc")
         size = math.prod(shape) * size_of(dtype)

@@ -136,7 +136,7 @@ def memory_of(x: Any, op: str, name: str, writes: bool = False, stream: int = 0)
             op=op,
         )
     if writes and found.is_readonly:
-        raise ArgumentError(f"{op}: {name} is read-only, and {op} writes it: pass a writable copy", op=op)
+        raise ArgumentError(f"{op}: {name} is read-only, and {op} writes it: pass a writable copy, such as numpy.array({name})", op=op)
     return found
 
 
@@ -145,7 +145,7 @@ def _addresses(op: str, name: str) -> ArgumentError:
 
 
 def _strided(op: str, name: str) -> ArgumentError:
-    return ArgumentError(f"{op}: {name} is not contiguous in memory: pass numpy.ascontiguousarray({name}), or another copy in C order", op=op)
+    return ArgumentError(f"{op}: {name} is not contiguous in memory: pass numpy.ascontiguousarray({name}), or another copy in C order, and use that", op=op)
 
 
 def _of_numpy(x: Any, numpy: Any, op: str, name: str) -> Memory:
@@ -351,7 +351,8 @@ def new_like(x: Any, shape: tuple[int, ...], element: Element) -> Any:
     if hasattr(x, "__array__"):
         import numpy as imported
 
-        return imported.empty(shape, imported.dtype(x.dtype))
+        # Arrow's arrays have no dtype of numpy.
+        return imported.empty(shape, imported.dtype(getattr(x, "dtype", element.name)))
     made = bytearray(math.prod(shape) * element.size)
     try:
         letter = memoryview(x).format.lstrip("@<=")
@@ -391,7 +392,10 @@ def size_of(dtype: Any) -> int:
             if name == str(dtype):
                 return array.array(letter).itemsize if letter != "?" else 1
         raise ArgumentError(f"alloc: {dtype} is not one of {', '.join(_letters().values())}: install numpy") from None
-    return int(numpy.dtype(dtype).itemsize)
+    known = numpy.dtype(dtype)
+    if known.hasobject:
+        raise ArgumentError(f"alloc: elements of {known} are addresses, which other ranks cannot use: give another type")
+    return int(known.itemsize)
 
 
 def _letters() -> dict[str, str]:

@@ -7,7 +7,6 @@ returns, and the memory that it uses. The blocking and the nonblocking call foll
 from __future__ import annotations
 
 import ctypes
-import operator
 from collections.abc import Callable, Sequence
 from ctypes import c_size_t
 from datetime import timedelta
@@ -17,7 +16,7 @@ from . import _abi, _work
 from ._errors import ArgumentError, check, error_of
 from ._library import function, unconverted
 from ._memory import Element, Memory, memory_of, new_like
-from ._settings import milliseconds
+from ._settings import index, milliseconds
 from ._work import Work
 
 A = TypeVar("A")
@@ -66,7 +65,7 @@ def _stream_of(given: Any) -> int:
 
 def _reduction(op: str, name: str, memory: Memory) -> tuple[int, int, int]:
     """How many elements of which type of kolo a reduction has, and its number."""
-    number = _REDUCTIONS.get(op)
+    number = _REDUCTIONS.get(op) if isinstance(op, str) else None
     if number is None:
         raise ArgumentError(f"{name}: there is no reduction {op!r}; choose one of {', '.join(_REDUCTIONS)}", op=name)
     element = memory.element
@@ -89,7 +88,7 @@ def _tagged(name: str, arguments: tuple[Any, ...], tag: int) -> tuple[str, tuple
     """A message with a tag."""
     if tag == 0:
         return name, arguments
-    number = operator.index(tag)
+    number = index(tag, f"{name}: tag")
     if not 0 <= number < 1 << 32:
         raise ArgumentError(f"{name}: tag {number} is out of range: tags are from 0 to {(1 << 32) - 1}", op=name)
     return name + "_tagged", (*arguments, ctypes.c_uint32(number))
@@ -144,18 +143,19 @@ class Operations:
         return memory_of(x, op, name, stream=0 if stream is None else _stream_of(stream))
 
     def _out(self, x: Any, op: str, stream: Any, name: str = "out") -> Memory:
+        if isinstance(x, str) and x in _REDUCTIONS:
+            raise ArgumentError(f"{op}: {name} is {x!r}: pass a reduction by its name, op={x!r}", op=op)
         return memory_of(x, op, name, writes=True, stream=0 if stream is None else _stream_of(stream))
 
     def _root(self, root: int, op: str) -> int:
-        # Also of numpy's integers.
-        root = operator.index(root)
+        root = index(root, f"{op}: the rank")
         if not 0 <= root < self._size:
             raise ArgumentError(f"{op}: there is no rank {root}; ranks are 0 to {self._size - 1}", op=op)
         return root
 
     def _counts(self, given: Sequence[int], op: str, name: str = "counts") -> list[int]:
         """A number of elements for each rank."""
-        counts = [operator.index(count) for count in given]
+        counts = [index(count, f"{op}: a number of {name}") for count in given]
         if len(counts) != self._size:
             raise ArgumentError(f"{op}: {name} has {len(counts)} entries, and needs one for each of {self._size} ranks", op=op)
         if any(count < 0 for count in counts):

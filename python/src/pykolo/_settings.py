@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import numbers
 import operator
 import os
 from datetime import timedelta
@@ -23,14 +24,22 @@ _RANGES = {"sockets": (1, 64)}
 def milliseconds(given: float | timedelta, name: str, least: int = 1) -> int:
     """A time of an argument, which is at least so long."""
     seconds = given.total_seconds() if isinstance(given, timedelta) else given
-    if not (0 < seconds < 1e12 or seconds == least == 0):
-        raise ArgumentError(f"{name} is {given}: give a time in seconds, {'more than 0' if least else '0 or more'}")
+    if not isinstance(seconds, numbers.Real) or not (0 < seconds < 1e12 or seconds == least == 0):
+        raise ArgumentError(f"{name} is {given!r}: give a time in seconds, {'more than 0' if least else '0 or more'}")
     return max(least, round(1000 * seconds))
+
+
+def index(given: Any, name: str) -> int:
+    """A number of an argument, which may be of numpy."""
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise ArgumentError(f"{name} is {given!r}: give an integer") from None
 
 
 def integer(given: int, name: str, least: int, most: int = 2**31 - 1) -> int:
     """A number of an argument. C would cut it to 32 bits."""
-    number = operator.index(given)
+    number = index(given, name)
     if not least <= number <= most:
         raise ArgumentError(f"{name} is {number}: give {least} to {most}")
     return number

@@ -41,10 +41,9 @@ def spawn(world_size: int, function: Callable[..., R], *arguments: Any, **settin
         for thread in threads:
             thread.join()
     except BaseException:
+        # A thread may be anywhere in the program, and the calls that it makes fail from now on.
         for comm in comms:
             comm.abort()
-        for thread in threads:
-            thread.join()
         raise
     if failures:
         raise failures[0]
