@@ -217,7 +217,7 @@ def test_wrong_arguments(comm):
         (lambda: comm.all_gather_v(x, ["2"]), "a number of counts is '2': give an integer"),
         (lambda: comm.send(x, 0, tag="a"), "tag is 'a': give an integer"),
         *(
-            (lambda store=store: pykolo.Communicator(rank=0, world_size=1, store=store), f"store is {store!r}: pass a URL")
+            (lambda store=store: pykolo.Communicator(rank=0, world_size=1, store=store), "store is .*: pass a URL")
             for store in (None, 5, pathlib.PurePosixPath("store"))
         ),
         (lambda: pykolo.Communicator(rank="0", world_size=1, store="file:///"), "rank is '0': give an integer"),
