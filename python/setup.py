@@ -19,16 +19,21 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Distribution, Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 from distutils.command.build_scripts import build_scripts
 from distutils.command.install_data import install_data
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str((HERE / "kolo" if (HERE / "kolo").is_dir() else HERE.parent) / "scripts"))
-from python_package import PLATFORM, REPOSITORY, SHARED, PlatformWheel, WithLibrary, WithSources, built_by_cargo, strip  # noqa: E402
+REPOSITORY = HERE / "kolo" if (HERE / "kolo").is_dir() else HERE.parent
+# What the wheel is for, such as win_amd64.
+PLATFORM = os.environ.get("KOLO_PLATFORM") or sysconfig.get_platform()
+SHARED = {"mac": "libkolo.dylib", "win": "kolo.dll"}.get(PLATFORM[:3], "libkolo.so")
 
 VERSION = "0.1.0"
 ABI = "0.1"
@@ -50,15 +55,36 @@ Cflags: -I${{includedir}}
 """
 
 
+def built_by_cargo():
+    """Builds with the features of KOLO_FEATURES. Returns the folder."""
+    packages = ("kolo-capi", "kolo-cli")
+    features = [name for name in os.environ.get("KOLO_FEATURES", "cuda").split(",") if name]
+    given = [f"{package}/{name}" for package in packages for name in features]
+    command = ["cargo", "build", "--profile", "dist", *(f"--package={package}" for package in packages), "--features", ",".join(given)]
+    try:
+        subprocess.run(command, cwd=REPOSITORY, check=True)
+    except FileNotFoundError:
+        sys.exit("there is no cargo: install Rust, or use what was built elsewhere, as the head of this file says")
+    except subprocess.CalledProcessError as failed:
+        sys.exit(f"cargo could not build kolo (it ended with {failed.returncode})")
+    return REPOSITORY / os.environ.get("CARGO_TARGET_DIR", "target") / "dist"
+
+
 @functools.cache
 def built():
     """The folder with the program and the library."""
     given = os.environ.get("KOLO_BUILT")
-    folder = Path(given).resolve() if given else built_by_cargo("kolo-capi", "kolo-cli")
+    folder = Path(given).resolve() if given else built_by_cargo()
     for name in (SHARED, PROGRAM):
         if not (folder / name).is_file():
             sys.exit(f"there is no {folder / name}: build kolo-capi and kolo-cli, and set KOLO_BUILT to their folder, or do not set it")
     return folder
+
+
+def strip(path):
+    """Removes what is for debuggers: four fifths of a library. Without `strip` the package is larger."""
+    if sys.platform != "win32" and not os.environ.get("KOLO_PLATFORM") and shutil.which("strip"):
+        subprocess.run(["strip", "-x" if sys.platform == "darwin" else "--strip-debug", path], check=True)
 
 
 # Nothing here compiles C for Windows on another system.
@@ -106,10 +132,15 @@ class BuildProgram(build_scripts):
         (into / PROGRAM).chmod(0o755)
 
 
-class WithData(WithLibrary):
-    """Has files for shells and for `man`, which InstallData finds."""
+class Package(Distribution):
+    """Belongs where packages of one platform are, and has files for shells and for `man`, which
+    InstallData finds.
+    """
 
     data_files = []
+
+    def has_ext_modules(self):
+        return True
 
     def has_data_files(self):
         return not IS_WINDOWS
@@ -132,11 +163,47 @@ class InstallData(install_data):
         super().run()
 
 
+class PlatformWheel(bdist_wheel):
+    """Fits every Python, and one platform."""
+
+    def finalize_options(self):
+        if os.environ.get("KOLO_PLATFORM"):
+            self.plat_name = os.environ["KOLO_PLATFORM"]
+            self.plat_name_supplied = True
+        super().finalize_options()
+
+    def get_tag(self):
+        return ("py3", "none", super().get_tag()[2])
+
+
+class WithSources(sdist):
+    """Adds the Rust sources to a source distribution, as the folder `kolo`."""
+
+    def make_release_tree(self, base_dir, files):
+        super().make_release_tree(base_dir, files)
+        for name in _sources():
+            into = Path(base_dir, "kolo", name)
+            into.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(REPOSITORY / name, into)
+            shutil.copymode(REPOSITORY / name, into)
+
+
+def _sources():
+    """What cargo needs of the repository."""
+    if not (REPOSITORY / ".git").exists():
+        # In a source distribution.
+        files = (path.relative_to(REPOSITORY) for path in REPOSITORY.rglob("*") if path.is_file())
+        return [path for path in files if "target" not in path.parts and "__pycache__" not in path.parts]
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+    left_out = ("torch/", "python/", ".")
+    return [name for name in listed.split("\0") if name and not name.startswith(left_out) and (REPOSITORY / name).is_file()]
+
+
 setup(
     version=VERSION,
     scripts=[PROGRAM],
     ext_modules=[FAST] if IS_WINDOWS == (sys.platform == "win32") else [],
-    distclass=WithData,
+    distclass=Package,
     cmdclass={
         "build_py": BuildPython,
         "build_scripts": BuildProgram,
