@@ -1049,8 +1049,9 @@ kolo_result_t kolo_recv(void *recv,
                         kolo_stream_t stream);
 
 // As kolo_send, with a tag: the rank receives the message with kolo_recv_tagged and the same tag.
-// Tag 0 is that of messages without a tag. The rank may be this one. A message for which no receive
-// waits when it arrives is kept at the receiver, up to 64 MiB for each sender; later ones wait here.
+// Tag 0 is that of messages without a tag. The rank may be this one. A rank that waits in a
+// receive keeps the messages that come before its own, up to 64 MiB of each sender; so does a
+// collective by TCP. Others wait here, so a blocking send may wait for the peer, as kolo_send does.
 kolo_result_t kolo_send_tagged(const void *send,
                                size_t count,
                                kolo_dtype_t dtype,

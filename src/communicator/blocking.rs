@@ -108,7 +108,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As for [`Communicator::recv_any`].
+    /// As for [`Communicator::recv_any`]. If every other rank has left, this fails at once, although this
+    /// rank might send to itself.
     pub fn recv_any_tagged<T: Element>(&self, buf: &mut [T], tag: Tag) -> Result<Rank> {
         let mut source = self.rank();
         let call = calls::recv_any::<T>(RawSliceMut::of(buf), &mut source, self.rank());

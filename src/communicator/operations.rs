@@ -503,8 +503,9 @@ macro_rules! operations {
             /// [`Communicator::recv_tagged`] with the same tag. Tag 0 is that of messages without a
             /// tag. The rank may be this one.
             ///
-            /// A message for which no receive waits when it arrives is kept at the receiver, up to 64
-            /// MiB for each sender. Later messages wait here, so a blocking send may wait for the peer.
+            /// A rank that waits in a receive keeps the messages that come before its own, up to 64 MiB
+            /// of each sender; so does a collective by TCP. Others wait here, so a blocking send may wait
+            /// for the peer, as [`Communicator::send`] says.
             ///
             /// ```
             /// # fn main() -> kolo::Result<()> {

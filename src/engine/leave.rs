@@ -65,7 +65,12 @@ impl Engine {
             }
             if messages > 0 {
                 let tags = list(&tags.into_iter().map(|tag| tag as usize).collect::<Vec<_>>());
-                crate::log::warn!(rank = peer, messages, tags, "this rank leaves without having received messages of a rank");
+                crate::log::warn!(
+                    rank = peer,
+                    messages,
+                    tags,
+                    "this rank leaves without having received these messages of a rank, and any behind them"
+                );
             }
         }
     }

@@ -143,10 +143,13 @@ impl Engine {
             job.job.context.number(self.received[peer] + 1);
             compare(descriptor, len, &job.job.context, peer, job.job.call.recv.len as u64)?;
             self.inboxes[peer].take();
+            self.unexpected.passed(peer);
             self.heard[peer] = true;
             self.received[peer] += 1;
             (job.sender, job.has_header) = (Some(peer), true);
             if let Some(source) = job.job.call.source {
+                // No rank that sends without end keeps others from their turn.
+                self.receivers.first_peer = (peer + 1) % self.world();
                 // SAFETY: the caller handed this memory over together with the message's.
                 unsafe { source.put(peer) };
             }

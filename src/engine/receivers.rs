@@ -13,6 +13,8 @@ pub(super) struct Receivers {
     peers: Vec<Rank>,
     /// Those that wait for the message of any rank.
     of_any: ByTag<u64>,
+    /// The peer whose link receives from any rank look at first.
+    pub(super) first_peer: Rank,
     /// A collective, which is alone.
     pub(super) collective: Option<u64>,
 }
@@ -36,7 +38,7 @@ impl Receivers {
     }
 
     pub(super) fn clear(&mut self) {
-        let Receivers { of_peer, peers, of_any, collective } = self;
+        let Receivers { of_peer, peers, of_any, first_peer: _, collective } = self;
         for peer in peers.drain(..) {
             of_peer[peer].waiting.clear();
             of_peer[peer].current = None;

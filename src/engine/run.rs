@@ -196,7 +196,8 @@ impl Engine {
                 moved |= self.receive_from(active, self.receivers.peers()[at], finished)?;
             }
         } else {
-            for peer in 0..self.world() {
+            let first = self.receivers.first_peer;
+            for peer in (first..self.world()).chain(0..first) {
                 let is_gone = self.gone.iter().any(|(gone, _)| *gone == peer);
                 if !is_gone || self.receivers.first_of(peer).is_some() {
                     moved |= self.receive_from(active, peer, finished)?;

@@ -8,10 +8,11 @@ use super::in_flight::InFlight;
 use super::job::Active;
 use super::receive::lost;
 use super::state::Engine;
+use super::unexpected::Queue;
 use crate::error::{Cause, Error, Result, Unmatched};
 use crate::failure::culprit_of;
 use crate::timeouts::{ENGINE_NAP, UNHEARD_PEER};
-use crate::types::Rank;
+use crate::types::{Rank, Tag};
 
 /// The links to sleep on: the peer, and whether to wake when the link can send and receive.
 type Waits = Vec<(Rank, bool, bool)>;
@@ -112,24 +113,29 @@ impl Engine {
         job.job.context.patience_with(peer, moved).map_err(|error| self.name_unmatched(job, peer, error))
     }
 
-    /// Names the messages for which no receive waits in the error of a message whose deadline has passed.
+    /// Names the messages for which no receive waits in the error of a receive whose deadline has passed,
+    /// and of a collective that is behind them.
     fn name_unmatched(&self, job: &Active<'_>, peer: Rank, mut error: Error) -> Error {
         /// As many tags are listed.
         const LISTED: usize = 8;
         let Error::Peer { cause, .. } = &mut error else { return error };
         let Cause::Silent { deadline } = *cause else { return error };
-        let queue = self.unexpected.of(peer).filter(|queue| queue.count > 0 || queue.is_full);
         let is_itself = peer == job.job.context.info.rank;
-        if job.is_collective() || queue.is_none() && !is_itself {
+        let receives = !job.has_header && (job.awaited().is_some() || job.awaits_any());
+        let senders = if job.awaits_any() { 0..self.world() } else { peer..peer + 1 };
+        let queues: Vec<&Queue> = senders.filter_map(|sender| self.unexpected.of(sender)).collect();
+        let refused = queues.iter().find_map(|queue| queue.refused);
+        let waiting = queues.iter().map(|queue| queue.count as u64).sum();
+        let is_behind = if job.is_collective() { refused.is_some() } else { waiting > 0 || refused.is_some() };
+        if !is_itself && !(receives && is_behind) {
             return error;
         }
-        let unmatched = Unmatched {
-            tag: job.tag(),
-            is_itself,
-            waiting: queue.map_or(0, |queue| queue.count as u64),
-            tags: queue.map_or_else(Vec::new, |queue| queue.tags().take(LISTED).collect()),
-            is_full: queue.is_some_and(|queue| queue.is_full),
-        };
+        let mut tags: Vec<Tag> = queues.iter().flat_map(|queue| queue.tags()).collect();
+        tags.sort_unstable();
+        tags.dedup();
+        tags.truncate(LISTED);
+        let tag = (!job.is_collective()).then(|| job.tag());
+        let unmatched = Unmatched { tag, is_itself, waiting, tags, refused };
         *cause = Cause::Unmatched { deadline, unmatched: Box::new(unmatched) };
         error
     }

@@ -151,25 +151,27 @@ impl fmt::Display for Elsewhere {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Unmatched {
-    /// The tag of the message.
-    pub tag: Tag,
+    /// The tag of the receive. `None` in a collective.
+    pub tag: Option<Tag>,
     /// Whether it is one of this rank to itself.
     pub is_itself: bool,
-    /// How many messages of that rank wait.
+    /// How many messages of that rank wait; of all ranks, for a receive from any.
     pub waiting: u64,
     /// The lowest of their tags.
     pub tags: Vec<Tag>,
-    /// Whether no further message can wait, so that later ones wait at the sender.
-    pub is_full: bool,
+    /// The tag of the next message, if it waits at its sender because it does not fit. Everything that
+    /// the sender has sent afterwards is behind it.
+    pub refused: Option<Tag>,
 }
 
 /// Prints `sent no message with tag 9`.
 impl fmt::Display for Unmatched {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.is_itself { "exchanged with itself no message " } else { "sent no message " })?;
+        let exchanged = if self.is_itself { "exchanged with itself no message" } else { "sent no message" };
         match self.tag {
-            0 => f.write_str("without a tag"),
-            tag => write!(f, "with tag {tag}"),
+            None => f.write_str("did not take part"),
+            Some(0) => write!(f, "{exchanged} without a tag"),
+            Some(tag) => write!(f, "{exchanged} with tag {tag}"),
         }
     }
 }
@@ -177,15 +179,19 @@ impl fmt::Display for Unmatched {
 impl Unmatched {
     /// Says which messages wait.
     fn others(&self) -> String {
-        let Unmatched { is_itself, waiting, ref tags, is_full, .. } = *self;
+        let Unmatched { tag, is_itself, waiting, ref tags, refused } = *self;
         let mut text = String::new();
         if waiting > 0 {
             let list = tags.iter().map(Tag::to_string).collect::<Vec<_>>().join(", ");
             let wait = if waiting == 1 { "waits" } else { "wait" };
-            text = format!("; {} of other tags {wait}: {list}", count(waiting as usize, "message"));
+            let of_tags = if tag.is_some() { "of other tags" } else { "with tags" };
+            text = format!("; {} {of_tags} {wait}: {list}", count(waiting as usize, "message"));
         }
-        if is_full {
-            text += "; no more fit, so the next ones wait at the sender: receive those that wait first";
+        if let Some(next) = refused {
+            let first = if waiting > 0 { "those that wait" } else { "it" };
+            text += &format!(
+                "; the next one, with tag {next}, does not fit and waits at the sender, all others behind it: receive {first} first"
+            );
         } else if is_itself {
             text += "; start the receive before a large send, or send with a nonblocking call";
         }

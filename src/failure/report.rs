@@ -309,9 +309,11 @@ fn write_cause(writer: &mut Writer, cause: &Cause) {
         Cause::Failed(why) => writer.number(19).text(why),
         Cause::Shrinks => writer.number(20),
         Cause::Unmatched { deadline, unmatched } => {
-            let Unmatched { tag, is_itself, waiting, tags, is_full } = &**unmatched;
-            writer.number(21).number(micros(deadline)).number(u64::from(*tag)).number((*is_itself).into());
-            writer.number(*waiting).number((*is_full).into()).list(tags, |writer, &tag| _ = writer.number(tag.into()))
+            let Unmatched { tag, is_itself, waiting, tags, refused } = &**unmatched;
+            // 0 is none.
+            let number = |tag: &Option<Tag>| tag.map_or(0, |tag| u64::from(tag) + 1);
+            writer.number(21).number(micros(deadline)).number(number(tag)).number((*is_itself).into());
+            writer.number(*waiting).number(number(refused)).list(tags, |writer, &tag| _ = writer.number(tag.into()))
         }
     };
 }
@@ -354,10 +356,11 @@ fn read_cause(reader: &mut Reader<'_>) -> Option<Cause> {
         20 => Cause::Shrinks,
         21 => {
             let deadline = micros()?;
-            let (tag, is_itself) = (reader.number()? as Tag, reader.number()? != 0);
-            let (waiting, is_full) = (reader.number()?, reader.number()? != 0);
+            let tag_of = |number: u64| number.checked_sub(1).map(|tag| tag as Tag);
+            let (tag, is_itself) = (tag_of(reader.number()?), reader.number()? != 0);
+            let (waiting, refused) = (reader.number()?, tag_of(reader.number()?));
             let tags = reader.list(|reader| Some(reader.number()? as Tag))?;
-            Cause::Unmatched { deadline, unmatched: Box::new(Unmatched { tag, is_itself, waiting, tags, is_full }) }
+            Cause::Unmatched { deadline, unmatched: Box::new(Unmatched { tag, is_itself, waiting, tags, refused }) }
         }
         _ => return None,
     })
@@ -398,7 +401,7 @@ mod tests {
             Cause::Failed("listening: too many open files".to_owned()),
             Cause::Unmatched {
                 deadline,
-                unmatched: Box::new(Unmatched { tag: 9, is_itself: false, waiting: 3, tags: vec![5, 7], is_full: true }),
+                unmatched: Box::new(Unmatched { tag: Some(9), is_itself: false, waiting: 3, tags: vec![5, 7], refused: Some(0) }),
             },
         ];
         let failed = causes.map(|cause| Failure::Failed { culprit: 2, cause });

@@ -371,7 +371,7 @@ pub(crate) fn messages_that_do_not_fit() -> Outcome {
         job.tell(1);
         let failure = job.failure(1);
         assert_eq!(failure.culprit, Some(0), "{name}: {}", failure.text);
-        let says = "sent no message with tag 4 within the deadline of 3.0s; 3 messages of other tags wait: 5, 6, 7; no more fit";
+        let says = "sent no message with tag 4 within the deadline of 3.0s; 3 messages of other tags wait: 5, 6, 7; the next one, with tag 8, does not fit";
         assert!(failure.text.contains(says), "{name}: {}", failure.text);
         job.lives_on(1);
     });

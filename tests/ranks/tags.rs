@@ -212,16 +212,16 @@ fn a_receive_of_a_tag_that_does_not_come_names_those_that_wait() {
             return;
         }
         let (rank, unmatched, text) = unmatched(comm.recv_tagged(&mut [0u8; 4], 0, 4));
-        assert_eq!((rank, unmatched.tag, unmatched.is_itself), (0, 4, false));
+        assert_eq!((rank, unmatched.tag, unmatched.is_itself), (0, Some(4), false));
         if size == 4 {
-            assert_eq!((unmatched.waiting, &unmatched.tags[..], unmatched.is_full), (4, &[5, 7, 9][..], false));
+            assert_eq!((unmatched.waiting, &unmatched.tags[..], unmatched.refused), (4, &[5, 7, 9][..], None));
             assert!(
                 text.contains("sent no message with tag 4 within the deadline of 5.0s; 4 messages of other tags wait: 5, 7, 9"),
                 "{text}"
             );
         } else {
-            assert_eq!((unmatched.waiting, &unmatched.tags[..], unmatched.is_full), (2, &[5, 9][..], true));
-            assert!(text.contains("wait: 5, 9; no more fit, so the next ones wait at the sender"), "{text}");
+            assert_eq!((unmatched.waiting, &unmatched.tags[..], unmatched.refused), (2, &[5, 9][..], Some(7)));
+            assert!(text.contains("wait: 5, 9; the next one, with tag 7, does not fit and waits at the sender"), "{text}");
         }
         done.wait();
     };
@@ -229,6 +229,139 @@ fn a_receive_of_a_tag_that_does_not_come_names_those_that_wait() {
         run(2, |_, builder| builder.timeout(DEADLINE), |comm| waits(&comm, size));
         run(2, |_, builder| builder.timeout(DEADLINE).transport(Transport::Tcp), |comm| waits(&comm, size));
     }
+}
+
+/// A message that did not fit is received: the link that waited meanwhile is looked at again. Its pieces of
+/// 128 KiB would otherwise take minutes.
+#[test]
+fn a_message_that_did_not_fit_arrives_as_any_other() {
+    let more = |_, builder: kolo::Builder| builder.copy_mode(kolo::CopyMode::Staged).timeout(Duration::from_secs(60));
+    run(2, more, |comm| {
+        let size = 65 << 20;
+        if comm.rank() == 0 {
+            comm.send_tagged(&[2u8], 1, 2).unwrap();
+            comm.send_tagged(&vec![1u8; size], 1, 1).unwrap();
+            comm.send_tagged(&[3u8], 1, 3).unwrap();
+        } else {
+            let later = comm.start_recv_tagged(vec![0u8], 0, 3).unwrap();
+            // It ends when the next message, which none awaits, is looked at.
+            comm.start_recv_tagged(vec![0u8], 0, 2).unwrap().wait().unwrap();
+            let mut got = vec![0u8; size];
+            comm.recv_tagged(&mut got, 0, 1).unwrap();
+            assert!(got.iter().all(|&byte| byte == 1));
+            assert_eq!(later.wait().unwrap(), [3]);
+        }
+    });
+}
+
+#[test]
+fn the_error_of_a_send_does_not_name_messages_that_wait() {
+    let done = Barrier::new(2);
+    run(
+        2,
+        |_, builder| builder.timeout(DEADLINE),
+        |comm| {
+            if comm.rank() == 0 {
+                comm.recv_tagged(&mut [0u8], 1, 6).unwrap();
+                let error = comm.send_tagged(&vec![0u8; 1 << 20], 1, 9).unwrap_err();
+                let is_unmatched = matches!(error, Error::Peer { cause: Cause::Unmatched { .. }, .. });
+                assert!(!is_unmatched && error.to_string().contains("did not make this call"), "{error}");
+            } else {
+                comm.send_tagged(&[0u8], 0, 5).unwrap();
+                comm.send_tagged(&[0u8], 0, 6).unwrap();
+            }
+            done.wait();
+        },
+    );
+}
+
+/// The part of rank 0 has arrived, behind messages for which there is no room.
+#[test]
+fn a_collective_behind_messages_that_do_not_fit_names_them() {
+    let done = Barrier::new(2);
+    run(
+        2,
+        |_, builder| builder.transport(Transport::Tcp).timeout(DEADLINE),
+        |comm| {
+            if comm.rank() == 0 {
+                let large = vec![0u8; 1 << 20];
+                (0..63).for_each(|_| comm.send_tagged(&large, 1, 8).unwrap());
+                (0..3000).for_each(|_| comm.send_tagged(&[0u8; 0], 1, 9).unwrap());
+                // It has all parts that it needs, or fails when rank 1 does.
+                _ = comm.all_reduce(&mut [1.0f32], ReduceOp::Sum);
+            } else {
+                let (rank, unmatched, text) = unmatched(comm.all_reduce(&mut [1.0f32], ReduceOp::Sum));
+                assert_eq!(
+                    (rank, unmatched.tag, &unmatched.tags[..], unmatched.refused),
+                    (0, None, &[8, 9][..], Some(9)),
+                    "{text}"
+                );
+                assert!(
+                    text.contains("did not take part within the deadline") && text.contains("messages with tags wait: 8, 9"),
+                    "{text}"
+                );
+            }
+            done.wait();
+        },
+    );
+}
+
+#[test]
+fn a_receive_from_any_rank_takes_the_message_that_was_kept_first() {
+    let (first, second) = (Barrier::new(3), Barrier::new(3));
+    on_every_transport(3, |comm| match comm.rank() {
+        0 => {
+            // Keeps a message of another tag of rank 1.
+            comm.recv_tagged(&mut [0u8], 1, 6).unwrap();
+            first.wait();
+            comm.recv_tagged(&mut [0u8], 2, 8).unwrap();
+            second.wait();
+            comm.recv_tagged(&mut [0u8], 1, 10).unwrap();
+            let from = [0, 1].map(|_| comm.recv_any_tagged(&mut [0u8], 7).unwrap());
+            assert_eq!(from, [2, 1]);
+            comm.recv_tagged(&mut [0u8], 1, 5).unwrap();
+        }
+        rank => {
+            let send = |tags: [u32; 2]| tags.into_iter().for_each(|tag| comm.send_tagged(&[0u8], 0, tag).unwrap());
+            if rank == 1 {
+                send([5, 6]);
+            }
+            first.wait();
+            if rank == 2 {
+                send([7, 8]);
+            }
+            second.wait();
+            if rank == 1 {
+                send([7, 10]);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_sends_much_leaves_others_their_turn() {
+    const MESSAGES: usize = 200;
+    let sent = Barrier::new(3);
+    on_every_transport(3, |comm| match comm.rank() {
+        0 => {
+            // The links are open, so that nothing below waits for this rank.
+            [1, 2].into_iter().for_each(|peer| comm.recv_tagged(&mut [0u64], peer, 1).unwrap());
+            sent.wait();
+            let from: Vec<usize> = (0..=MESSAGES).map(|_| comm.recv_any(&mut [0u64]).unwrap()).collect();
+            let turn = from.iter().position(|&rank| rank == 2).unwrap();
+            assert!(turn < MESSAGES / 2, "rank 2 has turn {turn}");
+        }
+        1 => {
+            comm.send_tagged(&[1u64], 0, 1).unwrap();
+            (0..MESSAGES).for_each(|_| comm.send(&[1u64], 0).unwrap());
+            sent.wait();
+        }
+        _ => {
+            comm.send_tagged(&[1u64], 0, 1).unwrap();
+            comm.send(&[2u64], 0).unwrap();
+            sent.wait();
+        }
+    });
 }
 
 #[test]

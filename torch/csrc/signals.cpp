@@ -1,9 +1,6 @@
 #include "signals.hpp"
 
-#include <kolo.h>
 #include <torch/csrc/utils/pybind.h>
-
-#include <utility>
 
 namespace py = pybind11;
 
@@ -11,37 +8,33 @@ namespace torch_kolo {
 
 namespace {
 
-thread_local std::exception_ptr raised;
+// Python's main thread, which alone runs handlers.
+unsigned long main_thread = 0;
 
-// Called by kolo while the main thread waits. Exceptions must not leave it.
-int32_t run_handlers(void*) {
-  const py::gil_scoped_acquire locked;
-  if (PyErr_CheckSignals() == 0) {
-    return 0;
-  }
-  raised = std::make_exception_ptr(py::error_already_set());
-  return 1;
-}
-
-int watch(void*) {
-  kolo_set_wait_check(&run_handlers, nullptr);
-  return 0;
+// A process has one check of waits, and pykolo has it: the exceptions of handlers are there, whoever
+// waits.
+py::module_ signals() {
+  return py::module_::import("pykolo._signals");
 }
 
 } // namespace
 
 void run_signal_handlers() {
-  const auto threading = py::module_::import("threading");
-  if (threading.attr("current_thread")().is(threading.attr("main_thread")())) {
-    watch(nullptr);
-  } else {
-    // The main thread calls it.
-    Py_AddPendingCall(&watch, nullptr);
-  }
+  main_thread = py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
+  signals().attr("run_signal_handlers")();
 }
 
 std::exception_ptr raised_by_handler() {
-  return std::exchange(raised, nullptr);
+  if (PyThread_get_thread_ident() != main_thread) {
+    return nullptr;
+  }
+  const py::gil_scoped_acquire locked;
+  const py::object raised = signals().attr("raised_by_handler")();
+  if (raised.is_none()) {
+    return nullptr;
+  }
+  PyErr_SetObject(py::type::handle_of(raised).ptr(), raised.ptr());
+  return std::make_exception_ptr(py::error_already_set());
 }
 
 void rethrow_of_handler() {
@@ -55,9 +48,7 @@ void keep_of_handler() {
     throw;
   } catch (const py::error_already_set& error) {
     const py::gil_scoped_acquire locked;
-    if (!error.matches(PyExc_Exception)) {
-      raised = std::current_exception();
-    }
+    signals().attr("keep_of_handler")(error.value());
   } catch (...) {
   }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::job::Job;
 use super::message::{Admission, CLOSED, admission_at, newcomer_at};
 use crate::error::{Error, Result, StoreError};
+use crate::failure::wait_check;
 use crate::network::address;
 use crate::network::identity::Identity;
 use crate::rendezvous::endpoint::Endpoint;
@@ -71,6 +72,7 @@ impl<'a> Newcomer<'a> {
     /// [`Error::NotAdmitted`] at the deadline, or when the job has ended.
     pub(crate) fn wait(&mut self) -> Result<Admitted> {
         loop {
+            wait_check::go_on().map_err(Error::os("waiting to be admitted"))?;
             let problem = match self.look() {
                 Ok(Some(admitted)) => return Ok(admitted),
                 Ok(None) => None,
