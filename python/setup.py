@@ -3,7 +3,7 @@
 The wheel also has the program's man pages, and its completions for bash, zsh and fish.
 
 cargo builds them from the repository around this folder, or from `kolo` inside it in a source
-distribution. KOLO_BUILT=FOLDER uses a folder with the program and the library in place of cargo.
+distribution. KOLO_BUILT=/FOLDER uses a folder with the program and the library in place of cargo.
 
 A compiler of C makes the short way of small operations, `_fast`. Without one, or without Python's
 headers, the package has the long way alone. CC and LDSHARED name a compiler and linker for another
@@ -102,6 +102,8 @@ class BuildPython(build_py):
     """Adds the library and its header to the package."""
 
     def run(self):
+        # It keeps modules that are gone.
+        shutil.rmtree(Path(self.build_lib) / "pykolo", ignore_errors=True)
         super().run()
         package = HERE / "src" / "pykolo" if self.editable_mode else Path(self.build_lib) / "pykolo"
         for name in ("lib/pkgconfig", "include", *(["bin"] if IS_WINDOWS else [])):

@@ -7,7 +7,8 @@ import threading
 import pykolo
 import pytest
 from pykolo import _abi, _operations, _store
-from pykolo.test import ranks
+
+ranks = pykolo.test.ranks
 
 numpy = pytest.importorskip("numpy")
 WORLDS = pytest.mark.parametrize("n", [1, 2, 3, 4])

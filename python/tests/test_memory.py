@@ -226,6 +226,15 @@ def test_wrong_arguments(comm):
         (lambda: pykolo.Communicator(rank=0, world_size=1, store=b"x"), "no unique id"),
         (lambda: pykolo.spawn(0, print), "world_size is 0"),
         (lambda: comm.alloc(-1), "below 0"),
+        (lambda: comm.all_gather_v(x, 2), "counts is 2: pass a number for each of 1 ranks"),
+        (lambda: comm.barrier(stream="abc"), "stream is 'abc': give an integer"),
+        (lambda: comm.scatter_object(3), "rank 0 is the root and gave 3: pass one for each of 1 ranks"),
+        (lambda: comm.dump_trace(None), "path is None: give a text"),
+        (lambda: pykolo.discard_unique_id(b"abc"), "the argument has 3 bytes, which is no unique id"),
+        (lambda: pykolo.Communicator.from_env(ports=5), "ports is 5: give a text"),
+        (lambda: pykolo.Communicator.from_env(trace_dir="a\0b"), "trace_dir is .*: it has a NUL"),
+        (lambda: pykolo.Communicator.from_env(reproducible="false"), "reproducible is 'false': give True or False"),
+        (lambda: pykolo.Communicator.from_env(network_latency_us="abc"), "network_latency_us is 'abc': give a finite number above 0"),
         (lambda: comm.alloc("3"), "a length of the shape is '3': give an integer"),
         (lambda: comm.alloc((2**62, 8), "int8"), "no memory has"),
         (lambda: comm.reduce_scatter(memoryview(x)[:1].cast("B").cast("d", ())), "x is a single element: pass an array with a block for each of 1 ranks"),
@@ -321,6 +330,8 @@ def test_arrays_of_numpy(comm):
         comm.all_reduce(numpy.ones(2), op=["sum"])
     with pytest.raises(pykolo.ArgumentError, match="alloc: elements of object are addresses"):
         comm.alloc(3, object)
+    with pytest.raises(pykolo.ArgumentError, match="alloc: dtype is 'flaot32'"):
+        comm.alloc(3, "flaot32")
     assert comm.alloc(numpy.int64(3)).shape == comm.alloc([numpy.int8(3)]).shape == (3,)
     assert comm.alloc(0).shape == (0,) and comm.alloc((3, 0), "int8").shape == (3, 0)
     assert comm.all_gather(numpy.float32(2)).shape == (1,) and comm.all_gather(numpy.empty((0, 3))).shape == (1, 0, 3)

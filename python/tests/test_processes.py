@@ -137,12 +137,14 @@ except pykolo.PeerError as error:
 
 
 @ONLY_UNIX
-def test_ctrl_c_ends_a_start(tmp_path):
+@pytest.mark.parametrize("start", ["Communicator(rank=0, world_size=2, store=os.environ['STORE'])", "Communicator.from_env(join=True, start_timeout=3600)"])
+def test_ctrl_c_ends_a_start(tmp_path, start):
     program = f"""{PREAMBLE}{INTERRUPT}
 threading.Thread(target=interrupt, args=("connect",), daemon=True).start()
-pykolo.Communicator(rank=0, world_size=2, store="file://{tmp_path}/store")
+pykolo.{start}
 """
-    process = started(program)
+    store = f"file://{tmp_path}/store"
+    process = started(program, {"STORE": store, "KOLO_STORE": store, "KOLO_JOB_ID": "job"})
     _, errors = process.communicate(timeout=LONG)
     assert "KeyboardInterrupt" in errors and process.returncode in (1, -signal.SIGINT, 130), errors
 
@@ -245,3 +247,12 @@ def test_the_parts_of_the_package():
     prefix = subprocess.run([sys.executable, "-m", "pykolo", "--prefix"], text=True, capture_output=True, check=True).stdout.strip()
     assert os.path.samefile(prefix, os.path.dirname(pykolo.__file__))
     assert subprocess.run([sys.executable, "-m", "pykolo"], capture_output=True, check=False).returncode == 2
+
+
+@pytest.mark.parametrize(("library", "message"), [("libc.so.6", "has no function kolo_version"), ("/nowhere/libkolo.so", "cannot load kolo's library")])
+@pytest.mark.skipif(sys.platform != "linux", reason="the name of a library of Linux")
+def test_another_library_is_refused(library, message):
+    process = started("import pykolo", {"KOLO_LIBRARY": library})
+    _, errors = process.communicate(timeout=LONG)
+    said = errors.splitlines()[-1]
+    assert said.startswith("ImportError") and message in said and said.endswith("do not set KOLO_LIBRARY"), errors

@@ -101,6 +101,43 @@ def test_ctrl_c_ends_a_wait(tmp_path, call):
         assert found[1].startswith("DistBackendError") and "rank 0" in found[1], found
 
 
+def beside_pykolo(rank, world, folder, order):
+    """Rank 0 waits in a call of what it made first; returns what that raised."""
+    import pykolo
+    import torch
+    import torch.distributed as dist
+
+    def group():
+        start("kolo", f"file://{folder}/store", rank, world, timeout=PATIENCE)
+        return lambda: dist.recv(torch.ones(4), 1)
+
+    def communicator():
+        comm = pykolo.Communicator(rank=rank, world_size=world, store=f"file://{folder}/pykolo")
+        return lambda: comm.recv(bytearray(4), 1, timeout=PATIENCE)
+
+    calls = [{"group": group, "communicator": communicator}[each]() for each in order]
+    if rank == 1:
+        wait_for(pathlib.Path(folder, "interrupted"))
+        return None
+    note_waits(folder)
+    pathlib.Path(folder, "ready").touch()
+    try:
+        calls[0]()
+    except BaseException as error:
+        return type(error).__name__
+    finally:
+        pathlib.Path(folder, "interrupted").touch()
+    return None
+
+
+@pytest.mark.parametrize("order", [("group", "communicator"), ("communicator", "group")])
+def test_ctrl_c_ends_a_wait_beside_pykolo(tmp_path, order):
+    ranks = Ranks(2, beside_pykolo, str(tmp_path), order)
+    reach(ranks, tmp_path)
+    os.kill(ranks.processes[0].pid, signal.SIGINT)
+    assert ranks.results(patience=PATIENCE / 2)[0] == "KeyboardInterrupt"
+
+
 def waits_again(rank, world, folder):
     import torch
     import torch.distributed as dist

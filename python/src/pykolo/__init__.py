@@ -7,6 +7,7 @@ array('d', [1.0, 2.0])
 >>> comm.close()
 """
 
+from . import test as test
 from ._abi import VERSION as _VERSION
 from ._communicator import Communicator, discard_unique_id, unique_id
 from ._errors import (

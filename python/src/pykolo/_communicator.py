@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import math
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ from ._errors import ArgumentError, UnsupportedError, check, error_of
 from ._library import function
 from ._memory import as_array, size_of
 from ._objects import Objects
-from ._settings import config_of, index, integer
+from ._settings import config_of, index, integer, text
 from ._short import Fast
 from ._signals import run_signal_handlers
 from ._store import Callbacks, Store
@@ -65,7 +66,14 @@ def unique_id() -> bytes:
 
 def discard_unique_id(given: bytes) -> None:
     """Stops serving the store of a unique id that no communicator will use."""
-    check(_discard_unique_id(_abi.UniqueId.from_buffer_copy(given)))
+    check(_discard_unique_id(_unique_id_of(given, "discard_unique_id: the argument")))
+
+
+def _unique_id_of(given: bytes, name: str) -> _abi.UniqueId:
+    if not isinstance(given, bytes) or len(given) != ctypes.sizeof(_abi.UniqueId):
+        what = f"has {len(given)} bytes" if isinstance(given, bytes) else f"is a {type(given).__name__}"
+        raise ArgumentError(f"{name} {what}, which is no unique id: pass the bytes of unique_id()")
+    return _abi.UniqueId.from_buffer_copy(given)
 
 
 class Communicator(Fast, Objects):
@@ -87,11 +95,9 @@ class Communicator(Fast, Objects):
         def connect(handle: ctypes.c_void_p) -> int:
             result: int
             if isinstance(store, str):
-                result = _init_store(handle, world_size, store.encode(), rank, config)
+                result = _init_store(handle, world_size, text(store, "store"), rank, config)
             elif isinstance(store, bytes):
-                if len(store) != ctypes.sizeof(_abi.UniqueId):
-                    raise ArgumentError(f"store has {len(store)} bytes, which are no unique id: pass those of unique_id(), or a URL")
-                result = _init_rank(handle, world_size, _abi.UniqueId.from_buffer_copy(store), rank, config)
+                result = _init_rank(handle, world_size, _unique_id_of(store, "store"), rank, config)
             elif not (hasattr(store, "set") and hasattr(store, "get")):
                 raise ArgumentError(
                     f"store is {store!r}: pass a URL, such as 'tcp://node0:29500' or 'file:///shared/job', the bytes of unique_id(), or an "
@@ -113,7 +119,12 @@ class Communicator(Fast, Objects):
         """
         config = config_of(dict(settings))
         self = cls.__new__(cls)
-        self._connect(lambda handle: _init_env(handle, config))
+
+        def connect(handle: ctypes.c_void_p) -> int:
+            result: int = _init_env(handle, config)
+            return result
+
+        self._connect(connect)
         return self
 
     @classmethod
@@ -233,9 +244,9 @@ class Communicator(Fast, Objects):
         weakref.finalize(memory, _mem_free, pointer).atexit = False
         return as_array(memory, shape, dtype)
 
-    def dump_trace(self, path: str) -> None:
+    def dump_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the last operations of this rank to a file, for ``kolo trace``."""
-        check(_dump_trace(self._handle, str(path).encode()))
+        check(_dump_trace(self._handle, text(path, "path")))
 
     def abort(self) -> None:
         """Ends the communicator on all ranks, and cancels operations in flight. Any thread may call

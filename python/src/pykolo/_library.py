@@ -13,6 +13,7 @@ from . import _abi
 
 PREFIX = Path(__file__).resolve().parent
 ABI = ".".join(map(str, _abi.VERSION[:2]))
+REMEDY = "do not set KOLO_LIBRARY" if os.environ.get("KOLO_LIBRARY") else "install pykolo again"
 FILES = {"darwin": f"lib/libkolo.{ABI}.dylib", "win32": "bin/kolo.dll"}
 
 
@@ -21,12 +22,21 @@ def _load() -> ctypes.CDLL:
     try:
         loaded = ctypes.CDLL(path)
     except OSError as error:
-        raise ImportError(f"pykolo cannot load kolo's library, {path}: {error}; install pykolo again, or set KOLO_LIBRARY") from error
+        why = str(error).removeprefix(f"{path}: ")
+        raise ImportError(f"pykolo cannot load kolo's library, {path}: {why}; {REMEDY}") from error
     major, minor, patch = _abi.VERSION
+
+    def need(*names: str) -> None:
+        for name in names:
+            if not hasattr(loaded, "kolo_" + name):
+                raise ImportError(f"{path} has no function kolo_{name}: it is older than pykolo, or not kolo's library; {REMEDY}")
+
+    need("version", "check_version")
     loaded.kolo_version.restype = ctypes.c_uint32
     if loaded.kolo_check_version(ctypes.c_uint32(10000 * major + 100 * minor + patch)) != _abi.OK:
         found = loaded.kolo_version()
-        raise ImportError(f"{path} is kolo {found // 10000}.{found // 100 % 100}, and pykolo needs {major}.{minor}: install both anew")
+        raise ImportError(f"{path} is kolo {found // 10000}.{found // 100 % 100}, and pykolo needs {major}.{minor}; {REMEDY}")
+    need(*_abi.FUNCTIONS)
     return loaded
 
 

@@ -392,7 +392,10 @@ def size_of(dtype: Any) -> int:
             if name == str(dtype):
                 return array.array(letter).itemsize if letter != "?" else 1
         raise ArgumentError(f"alloc: {dtype} is not one of {', '.join(_letters().values())}: install numpy") from None
-    known = numpy.dtype(dtype)
+    try:
+        known = numpy.dtype(dtype)
+    except TypeError as error:
+        raise ArgumentError(f"alloc: dtype is {dtype!r}: {error}; give one of numpy's, such as 'float32'") from None
     if known.hasobject:
         raise ArgumentError(f"alloc: elements of {known} are addresses, which other ranks cannot use: give another type")
     return int(known.itemsize)

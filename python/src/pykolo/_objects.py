@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 from ._errors import ArgumentError
@@ -50,8 +50,8 @@ class Objects(Operations):
         if self._root(root, "scatter_object") != self._rank:
             size = int.from_bytes(self.scatter(None, bytearray(8), root, timeout=timeout), "little")
             return pickle.loads(self.scatter(None, bytearray(size), root, timeout=timeout))
-        if values is None or len(values) != self._size:
-            given = "nothing" if values is None else f"{len(values)} objects"
+        if not isinstance(values, Sized) or len(values) != self._size:
+            given = "nothing" if values is None else f"{len(values)} objects" if isinstance(values, Sized) else repr(values)
             raise ArgumentError(f"scatter_object: rank {root} is the root and gave {given}: pass one for each of {self._size} ranks")
         all_of_them = [pickle.dumps(value) for value in values]
         longest = max(len(data) for data in all_of_them)

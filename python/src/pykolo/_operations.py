@@ -7,7 +7,7 @@ returns, and the memory that it uses. The blocking and the nonblocking call foll
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import c_size_t
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
@@ -60,7 +60,7 @@ def _stream_of(given: Any) -> int:
     for attribute in ("cuda_stream", "ptr"):
         if hasattr(given, attribute):
             return int(getattr(given, attribute))
-    return int(given)
+    return index(given, "stream")
 
 
 def _reduction(op: str, name: str, memory: Memory) -> tuple[int, int, int]:
@@ -155,6 +155,8 @@ class Operations:
 
     def _counts(self, given: Sequence[int], op: str, name: str = "counts") -> list[int]:
         """A number of elements for each rank."""
+        if not isinstance(given, Iterable):
+            raise ArgumentError(f"{op}: {name} is {given!r}: pass a number for each of {self._size} ranks", op=op)
         counts = [index(count, f"{op}: a number of {name}") for count in given]
         if len(counts) != self._size:
             raise ArgumentError(f"{op}: {name} has {len(counts)} entries, and needs one for each of {self._size} ranks", op=op)

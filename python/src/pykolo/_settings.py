@@ -45,6 +45,17 @@ def integer(given: int, name: str, least: int, most: int = 2**31 - 1) -> int:
     return number
 
 
+def text(given: str | os.PathLike[str], name: str) -> bytes:
+    """A text or a path of an argument, as C has it."""
+    try:
+        encoded = os.fsencode(given)
+    except TypeError:
+        raise ArgumentError(f"{name} is {given!r}: give a text") from None
+    if b"\0" in encoded:
+        raise ArgumentError(f"{name} is {given!r}: it has a NUL, where a text ends in C")
+    return encoded
+
+
 def config_of(settings: dict[str, Any]) -> _abi.Config:
     config = _abi.Config(size=ctypes.sizeof(_abi.Config), version=_abi.CONFIG_VERSION)
     for name, value in settings.items():
@@ -57,11 +68,13 @@ def config_of(settings: dict[str, Any]) -> _abi.Config:
         if field.endswith("_ms"):
             value = milliseconds(value, name)
         elif kind is ctypes.c_int32:
+            if value not in (False, True):
+                raise ArgumentError(f"{name} is {value!r}: give True or False")
             value = 1 if value else -1
         elif kind is ctypes.c_char_p:
-            value = os.fsencode(value)
-        elif kind is ctypes.c_double and not 0 < value < math.inf:
-            raise ArgumentError(f"{name} is {value}: give a finite number above 0")
+            value = text(value, name)
+        elif kind is ctypes.c_double and not (isinstance(value, (int, float)) and 0 < value < math.inf):
+            raise ArgumentError(f"{name} is {value!r}: give a finite number above 0")
         elif kind is ctypes.c_uint32:
             value = integer(value, name, *_RANGES.get(name, (1, 2**32 - 1)))
         setattr(config, field, value)

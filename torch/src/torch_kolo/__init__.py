@@ -18,6 +18,7 @@ def _load():
     """The backend in C++ if this package has one for this PyTorch, otherwise the one in Python.
     KOLO_TORCH_IMPL chooses: cpp or python.
     """
+    _check_pykolo()
     wanted = os.environ.get("KOLO_TORCH_IMPL", "")
     if wanted not in ("", "cpp", "python"):
         raise ImportError(f"KOLO_TORCH_IMPL is {wanted!r}: set it to cpp or python, or do not set it")
@@ -29,6 +30,23 @@ def _load():
     # The backend in C++ uses the library that pykolo has loaded.
     importlib.import_module("pykolo._library")
     return importlib.import_module("._C", __name__)
+
+
+def _check_pykolo():
+    """Both are released together, and this package uses pykolo's tables of the library."""
+    try:
+        mine = importlib.metadata.version("torch_kolo")
+    except importlib.metadata.PackageNotFoundError:
+        # It is used from its sources.
+        return
+    try:
+        import pykolo
+    except ModuleNotFoundError as error:
+        if error.name != "pykolo":
+            raise
+        raise ImportError(f"torch_kolo {mine} needs pykolo {mine}: pip install pykolo=={mine}, or ./python from kolo's repository") from None
+    if pykolo.__version__ != mine:
+        raise ImportError(f"torch_kolo {mine} needs pykolo {mine}, and this is {pykolo.__version__}: install both of the same version")
 
 
 def _why_not_cpp():
