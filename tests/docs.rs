@@ -491,7 +491,8 @@ fn programs_of_the_examples_print_errors_as_sentences() {
 
 /// Files whose text has the names that pages use: sources of every language, and stages.
 fn all_sources() -> String {
-    let folders = ["src", "burn", "capi", "cli", "examples", "include", "python", "scripts", "tests", "torch", "cuda-kernels", ".ci"];
+    let folders =
+        ["src", "burn", "capi", "cli", "examples", "include", "python", "scripts", "tests", "torch", "cuda-kernels", ".ci"];
     let mut text = String::new();
     for folder in folders {
         for file in files_where(&root().join(folder), &|path| {

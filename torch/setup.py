@@ -8,13 +8,15 @@ import os
 import sys
 from pathlib import Path
 
-from setuptools import setup
+import setuptools
 
 HERE = Path(__file__).resolve().parent
 
 
 def with_cpp():
-    """The arguments of `setup` for the backend in C++."""
+    """The arguments of setuptools.setup for the backend in C++."""
+    if int(setuptools.__version__.split(".")[0]) < 77:
+        sys.exit(f"KOLO_TORCH_CPP=1 needs setuptools 77 or newer, and this is {setuptools.__version__}: pip install 'setuptools>=77'")
     try:
         import torch
         from pykolo import _library
@@ -51,4 +53,4 @@ def with_cpp():
     return {"ext_modules": [extension], "cmdclass": {"build_ext": Build}}
 
 
-setup(**(with_cpp() if os.environ.get("KOLO_TORCH_CPP", "") == "1" else {}))
+setuptools.setup(**(with_cpp() if os.environ.get("KOLO_TORCH_CPP", "") == "1" else {}))

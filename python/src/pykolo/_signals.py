@@ -29,7 +29,8 @@ def _handlers() -> Generator[int, object, None]:
         except GeneratorExit:
             raise
         except BaseException as error:
-            _raised.append(error)
+            # Without the frame of this function.
+            _raised.append(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
             answer = 1
 
 
