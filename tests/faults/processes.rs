@@ -384,7 +384,7 @@ pub(crate) fn never_received() -> Outcome {
         let mut job = Job::start("tags at the end", 2, 600_000, more);
         [0, 1].into_iter().for_each(|rank| _ = job.hear(rank, "ready"));
         job.tell(1);
-        let said = job.hear_log(1, &["WARN", "leaves without having received messages"]);
+        let said = job.hear_log(1, &["WARN", "leaves without having received these messages"]);
         assert!(said.contains("rank=0") && said.contains("messages=3") && said.contains("5, 7"), "{name}: {said}");
         job.ends_clean(1);
         job.tell(0);
