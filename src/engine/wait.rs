@@ -127,7 +127,8 @@ impl Engine {
         let refused = queues.iter().find_map(|queue| queue.refused);
         let waiting = queues.iter().map(|queue| queue.count as u64).sum();
         let is_behind = if job.is_collective() { refused.is_some() } else { waiting > 0 || refused.is_some() };
-        if !is_itself && !(receives && is_behind) {
+        let is_named = is_itself || receives && is_behind;
+        if !is_named {
             return error;
         }
         let mut tags: Vec<Tag> = queues.iter().flat_map(|queue| queue.tags()).collect();
