@@ -17,7 +17,7 @@ use crate::failure::{CommInfo, OpContext};
 use crate::schedule::{Algorithm, Blocks, Problem, Racks, steps};
 use crate::sys::{Patience, Waker};
 use crate::transport::memory::{Hub, MemoryOpener};
-use crate::transport::{ALIGN, Link, Mesh, NoLink, Opener};
+use crate::transport::{ALIGN, Link, MOST_WAITING, Mesh, NoLink, Opener};
 use crate::types::{DType, Descriptor, Member, Op, Rank};
 
 fn info(rank: usize, timeout: Duration) -> CommInfo {
@@ -479,6 +479,27 @@ fn a_sender_that_is_found_lets_the_receives_behind_it_look() {
     }
     while engine.step(&mut stepped).unwrap() == Some(true) {}
     assert_eq!((from, named), (1, [2; 16]));
+}
+
+/// While a message does not fit, an engine does not sleep on its link, which is always ready.
+#[test]
+fn a_link_is_slept_on_again_after_a_message_that_did_not_fit() {
+    let (mut engine, mut peer) = engine_and_peer();
+    let info = info(0, LATE);
+    let (mut other, mut large) = ([0; 1], vec![0; MOST_WAITING]);
+    let mut tagged = receives(&info, &mut other, None);
+    tagged.call.to_mut().tag = 9;
+    let len = large.len() as u64;
+    let header = Frame { kind: Kind::Data, len, descriptor: descriptor(len).encode() }.encode();
+    // SAFETY: it is borrowed for the call.
+    assert_eq!(unsafe { peer.send(&[RawSlice::of(&header)]) }, Ok(HEADER));
+    for (job, is_full) in [(tagged, true), (receives(&info, &mut large, None), false)] {
+        // SAFETY: the buffers live until the end.
+        let mut stepped = unsafe { engine.begin_stepped([job]) };
+        while engine.step(&mut stepped).unwrap() == Some(true) {}
+        assert_eq!(engine.unexpected.is_full(1), is_full);
+        engine.receivers.clear();
+    }
 }
 
 /// The failure detector asks only ranks of which a wait is noted.

@@ -231,29 +231,6 @@ fn a_receive_of_a_tag_that_does_not_come_names_those_that_wait() {
     }
 }
 
-/// A message that did not fit is received: the link that waited meanwhile is looked at again. Its pieces of
-/// 128 KiB would otherwise take minutes.
-#[test]
-fn a_message_that_did_not_fit_arrives_as_any_other() {
-    let more = |_, builder: kolo::Builder| builder.copy_mode(kolo::CopyMode::Staged).timeout(Duration::from_secs(60));
-    run(2, more, |comm| {
-        let size = 65 << 20;
-        if comm.rank() == 0 {
-            comm.send_tagged(&[2u8], 1, 2).unwrap();
-            comm.send_tagged(&vec![1u8; size], 1, 1).unwrap();
-            comm.send_tagged(&[3u8], 1, 3).unwrap();
-        } else {
-            let later = comm.start_recv_tagged(vec![0u8], 0, 3).unwrap();
-            // It ends when the next message, which none awaits, is looked at.
-            comm.start_recv_tagged(vec![0u8], 0, 2).unwrap().wait().unwrap();
-            let mut got = vec![0u8; size];
-            comm.recv_tagged(&mut got, 0, 1).unwrap();
-            assert!(got.iter().all(|&byte| byte == 1));
-            assert_eq!(later.wait().unwrap(), [3]);
-        }
-    });
-}
-
 #[test]
 fn the_error_of_a_send_does_not_name_messages_that_wait() {
     let done = Barrier::new(2);
