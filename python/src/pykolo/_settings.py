@@ -45,6 +45,13 @@ def integer(given: int, name: str, least: int, most: int = 2**31 - 1) -> int:
     return number
 
 
+def positive(given: float, name: str) -> float:
+    """A number of an argument that may have a fraction."""
+    if not isinstance(given, numbers.Real) or not 0 < given < math.inf:
+        raise ArgumentError(f"{name} is {given!r}: give a finite number above 0")
+    return given
+
+
 def text(given: str | os.PathLike[str], name: str) -> bytes:
     """A text or a path of an argument, as C has it."""
     try:
@@ -73,8 +80,8 @@ def config_of(settings: dict[str, Any]) -> _abi.Config:
             value = 1 if value else -1
         elif kind is ctypes.c_char_p:
             value = text(value, name)
-        elif kind is ctypes.c_double and not (isinstance(value, (int, float)) and 0 < value < math.inf):
-            raise ArgumentError(f"{name} is {value!r}: give a finite number above 0")
+        elif kind is ctypes.c_double:
+            value = positive(value, name)
         elif kind is ctypes.c_uint32:
             value = integer(value, name, *_RANGES.get(name, (1, 2**32 - 1)))
         setattr(config, field, value)

@@ -31,9 +31,10 @@ def spawn(world_size: int, function: Callable[..., R], *arguments: Any, **settin
         except BaseException as error:
             # Before the other ranks learn of it, and fail.
             failures.append(error)
-            if hasattr(error, "add_note"):
-                # From Python 3.11 on.
-                error.add_note(f"on rank {rank} of pykolo.spawn")
+            # Python has it from 3.11 on.
+            add_note = getattr(error, "add_note", None)
+            if add_note:
+                add_note(f"on rank {rank} of pykolo.spawn")
             comms[rank].abort()
         comms[rank].close()
 
