@@ -592,7 +592,8 @@ typedef struct kolo_bucket_stats_t {
 #define KOLO_CAUSE_SHRINKS 21
 
 // It sent no message with the tag of a receive before the deadline, but others wait. Or it is this
-// rank itself, and a message to itself was not received or not sent.
+// rank itself, and a message to itself was not received or not sent. Or its part of a collective is
+// behind messages for which there is no room.
 #define KOLO_CAUSE_UNMATCHED 22
 
 // The error is not about an operation.

@@ -112,7 +112,8 @@ pub const KOLO_CAUSE_FAILED: kolo_cause_t = 20;
 /// It called kolo_comm_shrink, and no rank had reported a failure.
 pub const KOLO_CAUSE_SHRINKS: kolo_cause_t = 21;
 /// It sent no message with the tag of a receive before the deadline, but others wait. Or it is this
-/// rank itself, and a message to itself was not received or not sent.
+/// rank itself, and a message to itself was not received or not sent. Or its part of a collective is
+/// behind messages for which there is no room.
 pub const KOLO_CAUSE_UNMATCHED: kolo_cause_t = 22;
 
 /// An operation, as errors name it.

@@ -42,7 +42,7 @@ pub enum Cause {
         elsewhere: Option<Box<Elsewhere>>,
     },
     /// It sent no message with the tag of a receive before the deadline, but others, or it is this rank
-    /// itself.
+    /// itself. Or its part of a collective is behind messages for which there is no room.
     #[error("{unmatched} within the deadline of {}{}", time(*deadline), unmatched.others())]
     Unmatched {
         /// The deadline of one operation.

@@ -338,8 +338,6 @@ pub(crate) fn left_and_ended() -> Outcome {
     Passed(String::new())
 }
 
-/// A receive from any rank fails when no rank is left that might send. It names the one that was killed,
-/// and not one that left.
 /// A rank is killed whose messages wait for their receives. A receive of another tag names it.
 pub(crate) fn killed_with_a_message() -> Outcome {
     on_every_transport(|name, more| {
@@ -393,6 +391,8 @@ pub(crate) fn never_received() -> Outcome {
     Passed(String::new())
 }
 
+/// A receive from any rank fails when no rank is left that might send. It names the one that was killed,
+/// and not one that left.
 pub(crate) fn any_names_the_killed() -> Outcome {
     on_every_transport(|name, more| {
         for killed in [1, 3] {

@@ -11,8 +11,8 @@ namespace {
 // Python's main thread, which alone runs handlers.
 unsigned long main_thread = 0;
 
-// A process has one check of waits, and pykolo has it: the exceptions of handlers are there, whoever
-// waits.
+// pykolo's module. kolo asks one check while a thread waits, that of pykolo, which keeps the exceptions
+// of handlers for pykolo's calls and for this backend's.
 py::module_ signals() {
   return py::module_::import("pykolo._signals");
 }

@@ -301,7 +301,7 @@ struct Mpi {
 }
 
 impl Mpi {
-    /// Returns a command that runs Python with these arguments on so many ranks.
+    /// Returns the command with which the MPI starts Python on `ranks` ranks, with these arguments.
     fn command(&self, ranks: usize, arguments: &[&OsStr]) -> Command {
         let mut command = Command::new(&self.launcher);
         command.args(self.options).args(["-n", &ranks.to_string()]).arg(&self.python).args(arguments);
