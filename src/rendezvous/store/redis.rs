@@ -1,7 +1,9 @@
 //! A store on a Redis server. Keys contain the job's name, and expire, so that nothing has to be
 //! removed.
 
+use std::error::Error;
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -37,7 +39,8 @@ impl RedisStore {
         let mut last = String::new();
         let connection = poll(waited, || match connect(&client, url, deadline) {
             Ok(connection) => Ok(Some(connection)),
-            Err(error) if error.is_io_error() => {
+            // A certificate that is not trusted now is not trusted later.
+            Err(error) if error.is_io_error() && !is_of_tls(&error) => {
                 // The deadline ends the last attempt. The error of the attempt before is more
                 // useful.
                 if last.is_empty() || !error.is_timeout() {
@@ -76,6 +79,14 @@ fn connect(client: &Client, url: &RedisUrl, deadline: Instant) -> Result<Connect
     };
     let advice = "neither a name server nor the Redis server answered in time";
     sys::by_deadline(format!("connect {url}"), deadline, advice, connect, RedisError::from)
+}
+
+/// Whether the two ends did not agree on an encrypted connection. The client shares its error, which is
+/// that of the socket, which wraps that of TLS.
+fn is_of_tls(error: &RedisError) -> bool {
+    let shared = error.source().and_then(|source| source.downcast_ref::<Arc<dyn Error + Send + Sync>>());
+    let of_socket = shared.and_then(|shared| shared.downcast_ref::<io::Error>()).and_then(io::Error::get_ref);
+    of_socket.is_some_and(|error| error.is::<rustls::Error>())
 }
 
 fn problem(doing: &'static str) -> impl FnOnce(RedisError) -> StoreError {
