@@ -33,6 +33,9 @@ IS_WINE = sys.platform == "win32" and hasattr(ctypes.windll.ntdll, "wine_get_ver
 # Only a hang takes this long.
 PATIENCE = 300
 
+# Otherwise what is a matrix runs its diagonal.
+EVERY_CASE = bool(os.environ.get("KOLO_TEST_ALL"))
+
 # The queue to which the ranks of this process answer.
 ANSWERS = []
 

@@ -1,18 +1,17 @@
 """Every check, at 2 and 3 ranks, and with KOLO_TEST_ALL=1 at 4."""
 
-import os
 
 import checks_collectives  # noqa: F401
 import checks_hooks  # noqa: F401
 import checks_training  # noqa: F401
 import pytest
-from harness import CHECKS, IS_WINE, checked, judge, once
+from harness import CHECKS, EVERY_CASE, IS_WINE, checked, judge, once
 
 OF_TRAINING = [name for name, function in CHECKS.items() if function.__module__ in ("checks_hooks", "checks_training")]
 OF_COLLECTIVES = [name for name in CHECKS if name not in OF_TRAINING and name != "detailed_debugging"]
 
 
-WORLDS = [2, 3, 4] if os.environ.get("KOLO_TEST_ALL") else [2, 3]
+WORLDS = [2, 3, 4] if EVERY_CASE else [2, 3]
 
 
 @once

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks, free_port
+from harness import EVERY_CASE, Ranks, free_port
 
 PROGRAM = """
     import os, sys
@@ -38,7 +38,11 @@ def write(folder, program, **values):
     return str(path)
 
 
-@pytest.mark.parametrize("backend", ['"kolo"', '"cpu:kolo"', '"cpu:kolo,cuda:kolo"', '"KOLO"'])
+BACKENDS = ['"KOLO"', '"cpu:kolo,cuda:kolo"', '"kolo"', '"cpu:kolo"']
+
+
+# Each starts four processes that import PyTorch.
+@pytest.mark.parametrize("backend", BACKENDS if EVERY_CASE else BACKENDS[:2])
 def test_torchrun(tmp_path, backend):
     program = write(tmp_path, PROGRAM, arguments=backend)
     ran = torchrun("--standalone", "--nnodes=1", "--nproc-per-node=3", program)
@@ -217,10 +221,10 @@ def test_the_version_is_kolo_s():
     ("ranks", "arguments", "said"),
     [
         (2, ["--dummy-images", "30", "-b", "64"], "each rank has 15 training images, and its batch has 32; give at most --batch-size 30"),
-        (1, ["--dummy-images", "0"], "give more images"),
         (1, ["--start-epoch", "2", "--epochs", "2"], "there is nothing to train: 2 epochs are done"),
+        (1, ["--dummy-images", "0"], "give more images"),
         (1, ["--dummy-images", "0", "--evaluate"], "there is no image to evaluate"),
-    ],
+    ][: 4 if EVERY_CASE else 2],
 )
 def test_a_training_without_a_step_says_so(tmp_path, ranks, arguments, said):
     program = Path(__file__).resolve().parents[1] / "examples" / "imagenet" / "main.py"

@@ -373,7 +373,7 @@ mod killed {
         // The first rank is the one that writes.
         for killed in [1, 0] {
             let _ = std::fs::remove_dir_all(&run);
-            let command = resnet(&format!("{SMALL} -b 12 --epochs 40 --nproc 3 --elastic --output {run}"));
+            let command = resnet(&format!("{SMALL} -b 12 --epochs 15 --nproc 3 --elastic --output {run}"));
             let mut launcher = { command }.spawn().unwrap();
             let metrics = Path::new(&run).join("metrics.jsonl");
             let began = Instant::now();
@@ -387,10 +387,10 @@ mod killed {
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
             let said = text(&output.stdout);
-            assert!(said.contains("2 of 3 ranks continue") && said.contains("epoch 40/40 in"), "{said}");
+            assert!(said.contains("2 of 3 ranks continue") && said.contains("epoch 15/15 in"), "{said}");
             let events = std::fs::read_to_string(&metrics).unwrap();
             assert_eq!(events.matches("\"kind\":\"shrink\"").count(), 1);
-            assert_eq!(events.matches("\"kind\":\"epoch\"").count(), 40);
+            assert_eq!(events.matches("\"kind\":\"epoch\"").count(), 15);
         }
     }
 
@@ -451,7 +451,7 @@ mod killed {
         // has continued.
         for (killed, waits) in [([0, 1], true), ([3, 1], true), ([0, 2], false)] {
             let _ = std::fs::remove_dir_all(&run);
-            let command = resnet(&format!("{SMALL} -b 12 --epochs 30 --nproc 4 --elastic --output {run}"));
+            let command = resnet(&format!("{SMALL} -b 12 --epochs 12 --nproc 4 --elastic --output {run}"));
             let mut launcher = { command }.spawn().unwrap();
             let metrics = Path::new(&run).join("metrics.jsonl");
             let began = Instant::now();
@@ -476,7 +476,7 @@ mod killed {
             let of = |kind: &'static str| events.iter().filter(move |event| event["kind"] == kind);
             assert_eq!(of("shrink").next_back().unwrap()["ranks"], 2);
             let epochs: Vec<u64> = of("epoch").map(|event| event["epoch"].as_u64().unwrap()).collect();
-            assert_eq!(epochs, (1..=30).collect::<Vec<_>>());
+            assert_eq!(epochs, (1..=12).collect::<Vec<_>>());
         }
     }
 
@@ -488,11 +488,11 @@ mod killed {
 
     #[test]
     fn a_run_killed_many_times_has_the_losses_of_one_that_was_not() {
-        const EPOCHS: usize = 30;
-        let kills_wanted = if all() { 20 } else { 6 };
+        // At least three times the steps that pass before the last kill.
+        let (epochs, kills_wanted) = if all() { (40, 20) } else { (12, 6) };
         let folder = Folder::new("killed");
         let (whole, run) = (folder.join("whole"), folder.join("run"));
-        let line = format!("{SMALL} --epochs {EPOCHS} --nproc 2 --checkpoint-every 1");
+        let line = format!("{SMALL} --epochs {epochs} --nproc 2 --checkpoint-every 1");
         succeed(&format!("{line} --output {whole}"));
         let mut kills = 0;
         for attempt in 0.. {
@@ -516,7 +516,7 @@ mod killed {
             if !counts {
                 std::thread::sleep(Duration::from_millis(random(300)));
             }
-            // A few steps of 360, each with a checkpoint: the run is killed long before its end.
+            // A few steps, each with a checkpoint: the run is killed long before its end.
             let (mut last, mut steps) = (before, if counts { 1 + random(8) } else { 0 });
             while steps > 0 {
                 assert!(started.elapsed() < LONG, "no checkpoint in {LONG:?}");
@@ -552,6 +552,6 @@ mod killed {
             kills += usize::from(counts);
         }
         assert_eq!(losses(&run), losses(&whole));
-        assert_eq!(losses(&run).len(), 12 * EPOCHS);
+        assert_eq!(losses(&run).len(), 12 * epochs);
     }
 }
