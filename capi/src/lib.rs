@@ -21,6 +21,7 @@ mod error;
 mod fault;
 mod group;
 mod held;
+mod id;
 mod last;
 mod last_error;
 mod memory;
