@@ -1,0 +1,1 @@
+/* nccl.h needs nothing of it in C. */
