@@ -5,6 +5,7 @@ use std::sync::Once;
 use kolo::{Builder, Communicator, DevicePath, Transport};
 
 use crate::codes::VERSION;
+use crate::driver;
 
 /// Variables that have an effect.
 pub(crate) const HONOURED: [&str; 7] = [
@@ -43,6 +44,9 @@ pub(crate) fn number(name: &str) -> Option<i64> {
 pub(crate) fn builder() -> Builder {
     let asks = |name: &str, own: &str| number(name).is_some_and(|number| number != 0) && variable(own).is_none();
     let mut builder = Communicator::builder();
+    if driver::is_there() && variable("KOLO_DEVICES").is_none() {
+        builder = builder.devices(true);
+    }
     if asks("NCCL_SHM_DISABLE", "KOLO_TRANSPORT") {
         builder = builder.transport(Transport::Tcp);
     }

@@ -40,6 +40,9 @@ mod request;
 mod scalar;
 mod structs;
 
+#[cfg(all(test, unix, not(miri)))]
+#[path = "../../capi/src/child.rs"]
+mod child;
 #[path = "../../capi/src/id.rs"]
 mod id;
 #[path = "../../capi/src/pointers.rs"]

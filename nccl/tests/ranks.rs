@@ -1,6 +1,7 @@
 //! Ranks as threads, on host memory and without a driver.
 
-#![allow(missing_docs)]
+// A rank is a number of many lists.
+#![allow(missing_docs, clippy::needless_range_loop)]
 
 mod common;
 
