@@ -41,11 +41,11 @@ macro_rules! exports {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $returned:ty, $otherwise:expr)? => $call:expr;)*) => {
         $(exports! { @one #[unsafe(no_mangle)] $name($($argument: $type),*) $(-> $returned, $otherwise)? => $call })*
 
-        /// The twins, to which a profiler's functions of the first names pass on.
-        mod twins {
-            use super::*;
+        // The twins, to which a profiler's functions of the first names pass on. They are in a block of
+        // their own, because they have the same names in Rust.
+        const _: () = {
             $(exports! { @one #[unsafe(export_name = concat!("p", stringify!($name)))] $name($($argument: $type),*) $(-> $returned, $otherwise)? => $call })*
-        }
+        };
     };
 }
 
