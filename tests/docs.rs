@@ -36,10 +36,16 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The README, those of pykolo, the PyTorch backend and kolo-burn, and all pages of docs/, relative to the
+/// The README, those of packages, and all pages of docs/, relative to the
 /// repository.
 fn pages() -> Vec<PathBuf> {
-    let mut found = vec!["README.md".into(), "burn/README.md".into(), "python/README.md".into(), "torch/README.md".into()];
+    let mut found = vec![
+        "README.md".into(),
+        "burn/README.md".into(),
+        "nccl/README.md".into(),
+        "python/README.md".into(),
+        "torch/README.md".into(),
+    ];
     let docs = files(&root().join("docs"), "md");
     found.extend(docs.iter().map(|page| page.strip_prefix(root()).unwrap().to_owned()));
     found.sort();

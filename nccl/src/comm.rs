@@ -1,7 +1,7 @@
 //! Communicators: what a handle stands for, and in which state it is.
 
 use std::collections::BTreeMap;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -12,6 +12,7 @@ use kolo::raw::{RawWork, forks};
 
 use crate::codes::*;
 use crate::config::Config;
+use crate::driver;
 use crate::fault::Fault;
 use crate::registry::{Kind, Registry};
 use crate::scalar::Factor;
@@ -29,6 +30,8 @@ pub(crate) struct Comm {
     pending: AtomicUsize,
     is_aborted: AtomicBool,
     is_finalized: AtomicBool,
+    /// Whether another rank of it is in this process.
+    has_companion: AtomicBool,
     pub(crate) config: Config,
     /// The device that was current when it was made; -1 without a driver.
     pub(crate) device: c_int,
@@ -65,6 +68,7 @@ impl Comm {
             pending: AtomicUsize::new(0),
             is_aborted: AtomicBool::new(false),
             is_finalized: AtomicBool::new(false),
+            has_companion: AtomicBool::new(false),
             config,
             device,
             works: Mutex::default(),
@@ -79,22 +83,33 @@ impl Comm {
         Ok((comm, std::ptr::without_provenance_mut(handle)))
     }
 
-    /// Sets what starting has led to. Returns false if it failed.
-    pub(crate) fn started(&self, result: Result<Communicator, Fault>) -> bool {
+    /// Sets what starting has led to, and whether another rank is in this process.
+    pub(crate) fn started(&self, result: Result<(Communicator, bool), Fault>) {
         let mut state = self.state.lock();
         match result {
-            Ok(comm) => {
+            Ok((comm, has_companion)) => {
                 if self.is_aborted.load(Ordering::SeqCst) {
                     comm.abort();
                 }
+                self.has_companion.store(has_companion, Ordering::SeqCst);
                 *state = State::Ready(Arc::new(comm));
-                true
             }
             Err(fault) => {
                 self.remember(&fault.to_string());
                 *state = State::Failed(fault);
-                false
             }
+        }
+    }
+
+    /// Refuses device memory where another rank of the communicator is in this process. The driver may
+    /// wait for all streams of a process, also for one that waits for this rank.
+    pub(crate) fn check_memory(&self, buffers: [*const c_void; 2]) -> Result<(), Fault> {
+        match self.has_companion.load(Ordering::SeqCst) && buffers.into_iter().any(driver::is_on_device) {
+            true => Err(Fault::usage(
+                "the buffer is in device memory, and several ranks of the communicator are in this process, where their \
+                 streams would wait for each other; start a process for each rank, or use host memory",
+            )),
+            false => Ok(()),
         }
     }
 

@@ -3,7 +3,7 @@
 //! nonblocking.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use kolo::Communicator;
 use kolo::raw::set_wait_check;
@@ -15,6 +15,18 @@ use crate::fault::Fault;
 
 /// What makes a communicator; `None` for a rank that becomes a member of none.
 type Make = Box<dyn FnOnce() -> Result<Option<Communicator>, Fault> + Send>;
+
+/// Finds out, with the other ranks, whether one of them is in this process.
+fn with_companion(made: Communicator) -> Result<(Communicator, bool), Fault> {
+    // A number of this process, and its own again after a fork.
+    static NUMBER: OnceLock<u64> = OnceLock::new();
+    let number = *NUMBER.get_or_init(|| getrandom::u64().unwrap_or_default());
+    let own = [number, u64::from(std::process::id())];
+    let mut all = vec![0; own.len() * made.world_size()];
+    made.all_gather(&own, &mut all)?;
+    let has_companion = all.chunks_exact(own.len()).filter(|other| *other == own).count() > 1;
+    Ok((made, has_companion))
+}
 
 /// One call.
 pub(crate) struct Job {
@@ -46,8 +58,9 @@ impl Job {
         let made = catch_unwind(AssertUnwindSafe(make));
         set_wait_check(None);
         let made = made.unwrap_or_else(|panic| Err(Fault::panic(&*panic)));
+        let made = made.and_then(|made| made.map(with_companion).transpose());
         match (new, made) {
-            (Some((comm, _)), Ok(Some(made))) => {
+            (Some((comm, _)), Ok(Some((made, has_companion)))) => {
                 print(Level::Info, || {
                     let title = comm.config.name.clone().unwrap_or_default();
                     format!(
@@ -58,7 +71,7 @@ impl Job {
                         made.transport_name()
                     )
                 });
-                comm.started(Ok(made));
+                comm.started(Ok((made, has_companion)));
                 Ok(())
             }
             (Some((comm, _)), Ok(None)) => {

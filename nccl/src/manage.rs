@@ -157,7 +157,7 @@ pub(crate) unsafe fn init_all(comms: *mut ncclComm_t, ndev: c_int, devices: *con
     let made = environment::builder().connect_in_process(world)?;
     for (rank, (made, device)) in made.into_iter().zip(devices).enumerate() {
         let (comm, handle) = Comm::starting(Config { blocking: true, name: None }, if has_driver { device } else { -1 })?;
-        comm.started(Ok(made));
+        comm.started(Ok((made, world > 1)));
         // SAFETY: the caller has room for that many handles.
         unsafe { comms.add(rank).write(handle) };
     }

@@ -112,7 +112,7 @@ pub(crate) unsafe fn keys(table: *mut *const *const c_char, len: *mut c_int) -> 
     struct Names(Vec<*const c_char>);
     // SAFETY: the texts are constant.
     unsafe impl Send for Names {}
-    // SAFETY: as above.
+    // SAFETY: nothing writes to the texts or to the table of them.
     unsafe impl Sync for Names {}
     static NAMES: LazyLock<Names> = LazyLock::new(|| {
         Names(HONOURED.iter().map(|name| CString::new(*name).expect("no zero").into_raw().cast_const()).collect())

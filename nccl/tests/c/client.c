@@ -240,7 +240,30 @@ static void others(ncclComm_t* comms, int ranks) {
     if (ncclCommSplit(comms[first], 0, 0, &part, &config) != ncclInvalidArgument) fail("magic", 0, 0, 0);
 }
 
+/* Ranks of one process refuse device memory, and go on with host memory. */
+static int companions(void) {
+    ncclComm_t comms[2];
+    float numbers[2] = {1, 2};
+    void* memory;
+    open_driver(2);
+    CHECK(ncclCommInitAll(comms, 2, NULL));
+    CHECK(ncclMemAlloc(&memory, sizeof numbers));
+    if (ncclAllReduce(memory, memory, 1, ncclFloat, ncclSum, comms[0], NULL) != ncclInvalidUsage) fail("refusal", 0, 0, 0);
+    CHECK(ncclGroupStart());
+    if (ncclSend(memory, 1, ncclFloat, 1, comms[0], NULL) != ncclInvalidUsage) fail("refusal in a group", 0, 0, 0);
+    if (ncclGroupEnd() != ncclInvalidUsage || !strstr(ncclGetLastError(comms[0]), "start a process for each rank")) fail("end of group", 0, 0, 0);
+    CHECK(ncclMemFree(memory));
+    CHECK(ncclGroupStart());
+    for (int r = 0; r < 2; r++) CHECK(ncclAllReduce(&numbers[r], &numbers[r], 1, ncclFloat, ncclSum, comms[r], NULL));
+    CHECK(ncclGroupEnd());
+    if (numbers[0] != 3 || numbers[1] != 3) fail("sum after refusal", 0, 0, 0);
+    for (int r = 0; r < 2; r++) CHECK(ncclCommDestroy(comms[r]));
+    printf("client: ranks of one process refuse device memory\n");
+    return 0;
+}
+
 int main(int argc, char** argv) {
+    if (argc > 1 && !strcmp(argv[1], "companions")) return companions();
     int ranks = argc > 2 ? atoi(argv[1]) : 2;
     on_device = argc > 2 && !strcmp(argv[2], "device");
     ncclComm_t comms[MOST], parts[MOST];
