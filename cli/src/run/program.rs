@@ -1,7 +1,7 @@
 //! The program that ranks run, and what its processes are told.
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -77,7 +77,18 @@ impl Program<'_> {
     }
 
     pub(super) fn cannot_be_started(&self, error: &std::io::Error) -> String {
-        format!("{} cannot be started: {error}", Path::new(&self.file).display())
+        let file = Path::new(&self.file);
+        let advice = match error.kind() {
+            // Only a name without a folder is looked for on the PATH.
+            ErrorKind::NotFound if file.components().count() == 1 && file.is_file() => {
+                format!("; it is in this folder: write ./{0}, or what runs it first, as in python3 {0}", file.display())
+            }
+            ErrorKind::PermissionDenied if file.is_file() => {
+                format!("; make it executable, or write what runs it first, as in python3 {}", file.display())
+            }
+            _ => String::new(),
+        };
+        format!("{} cannot be started: {error}{advice}", file.display())
     }
 }
 

@@ -331,6 +331,18 @@ fn what_cannot_be_started_is_said() {
     }
 }
 
+/// A script's name alone, and a script that may not be executed.
+#[test]
+fn how_a_script_is_started_is_said() {
+    let folder = Folder::new("script");
+    std::fs::write(folder.0.join("train.py"), "print(1)").unwrap();
+    for (name, advice) in [("train.py", "write ./train.py"), ("./train.py", "make it executable")] {
+        let output = program().current_dir(&folder.0).args(["run", "-n", "1", "--", name]).output().unwrap();
+        let said = text(&output.stderr);
+        assert!(said.contains(advice) && said.contains(&format!("python3 {name}")), "{said}");
+    }
+}
+
 /// Rank 0 fails because rank 1 was killed, and the launcher learns of rank 0 first. The report
 /// is the same in the other order.
 #[test]
