@@ -72,7 +72,7 @@ impl Communicator {
     pub fn grow(&self) -> Result<Option<Communicator>> {
         self.check_process(Op::Grow)?;
         let Some(OfJob { job, .. }) = &self.job else {
-            let why = "this communicator is a part of another one, or its ranks are threads of Communicator::in_process, or it \
+            let why = "this communicator is a part of another one, or its ranks are threads of one process, or it \
                        started by a store that the program had only for the start; call grow on the communicator of all ranks, \
                        which started by another store, and split it again";
             return Err(Error::Unsupported { what: "growing", why: why.to_owned() });

@@ -260,7 +260,7 @@ told_by_debug! {
 
         /// No launcher told this process its rank and world size.
         #[error(
-            "cannot tell this process's rank: {found}. Looked for {looked_for}. Start it with `kolo run`, torchrun, srun or mpirun, or use Communicator::builder()"
+            "cannot tell this process's rank: {found}. Looked for {looked_for}. Start it with `kolo run`, torchrun, srun or mpirun, or give rank, world size and store in the program"
         )]
         NoLauncher {
             /// What was found instead.
