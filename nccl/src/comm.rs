@@ -207,6 +207,13 @@ impl Comm {
         }
     }
 
+    /// Ends a start whose communicator nobody can use.
+    pub(crate) fn abandon(&self) {
+        if matches!(*self.state.lock(), State::Starting) {
+            self.is_aborted.store(true, Ordering::SeqCst);
+        }
+    }
+
     pub(crate) fn is_aborted(&self) -> bool {
         self.is_aborted.load(Ordering::SeqCst)
     }

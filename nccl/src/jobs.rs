@@ -1,5 +1,5 @@
 //! Calls that make a communicator or end one, which wait for other ranks: they run on the caller's
-//! thread, side by side at the end of a group, or on threads of their own if the communicator is
+//! thread, at the end of a group those on different communicators side by side, or on threads of their own if the communicator is
 //! nonblocking.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -108,43 +108,66 @@ impl Job {
             unsafe { to.write(std::ptr::null_mut()) };
         }
     }
-
-    /// Runs the call on a thread of its own.
-    fn run_apart(self) -> Result<(), Fault> {
-        let pending: Vec<Pending> = self.parent.iter().map(Comm::begin).collect();
-        let (name, new, parent) = (self.name, self.new.as_ref().map(|(comm, _)| comm.clone()), self.parent.clone());
-        let run = move || {
-            if let (Err(fault), Some(parent)) = (self.run(), parent) {
-                parent.remember(&format!("{name}: {fault}"));
-            }
-            drop(pending);
-        };
-        let started = std::thread::Builder::new().name("kolo-nccl".to_owned()).spawn(run);
-        started.map(drop).map_err(|error| {
-            let fault = Fault::System(format!("cannot start a thread: {error}"));
-            if let Some(comm) = new {
-                comm.started(Err(fault.clone()));
-            }
-            fault
-        })
-    }
 }
 
-/// Runs the calls of a group, or one alone: all at the same time, because they may wait for each other.
-/// Returns `IN_PROGRESS` if some go on.
-pub(crate) fn run(jobs: Vec<Job>) -> Result<ncclResult_t, Fault> {
-    let (here, apart): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(|job| job.blocking);
-    let result = if apart.is_empty() { SUCCESS } else { IN_PROGRESS };
-    for job in apart {
-        job.run_apart()?;
+/// Runs calls in their order, also after one has failed: the other ranks do.
+fn run_here(line: Vec<Job>) -> Result<(), Fault> {
+    line.into_iter().fold(Ok(()), |result, job| result.and(job.run_here()))
+}
+
+/// Runs calls in their order on a thread of their own.
+fn run_apart(line: Vec<Job>) -> Result<(), Fault> {
+    let made: Vec<Arc<Comm>> = line.iter().filter_map(|job| Some(job.new.as_ref()?.0.clone())).collect();
+    let pending: Vec<Pending> = line.iter().filter_map(|job| job.parent.as_ref()).map(Comm::begin).collect();
+    let run = move || {
+        for job in line {
+            let (name, parent) = (job.name, job.parent.clone());
+            if let (Err(fault), Some(parent)) = (job.run(), parent) {
+                parent.remember(&format!("{name}: {fault}"));
+            }
+        }
+        drop(pending);
+    };
+    let started = std::thread::Builder::new().name("kolo-nccl".to_owned()).spawn(run);
+    started.map(drop).map_err(|error| {
+        let fault = Fault::System(format!("cannot start a thread: {error}"));
+        made.iter().for_each(|comm| comm.started(Err(fault.clone())));
+        fault
+    })
+}
+
+/// Puts the calls on the same communicator into one line. They wait for the other ranks in this order, which
+/// is that of all ranks.
+fn lines(jobs: Vec<Job>) -> Vec<Vec<Job>> {
+    let mut lines: Vec<Vec<Job>> = Vec::new();
+    for job in jobs {
+        let is_its = |line: &&mut Vec<Job>| match (&line[0].parent, &job.parent) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        };
+        match lines.iter_mut().find(is_its) {
+            Some(line) => line.push(job),
+            None => lines.push(vec![job]),
+        }
     }
-    let mut here = here;
+    lines
+}
+
+/// Runs the calls of a group, or one alone: those on different communicators at the same time, because they
+/// may wait for each other. Returns `IN_PROGRESS` if some go on.
+pub(crate) fn run(jobs: Vec<Job>) -> Result<ncclResult_t, Fault> {
+    let (mut here, apart): (Vec<Vec<Job>>, Vec<Vec<Job>>) =
+        lines(jobs).into_iter().partition(|line| line.iter().all(|job| job.blocking));
+    let result = if apart.is_empty() { SUCCESS } else { IN_PROGRESS };
+    for line in apart {
+        run_apart(line)?;
+    }
     if here.len() == 1 {
-        here.pop().expect("one").run_here()?;
+        run_here(here.pop().expect("one"))?;
         return Ok(result);
     }
     let ended: Vec<Result<(), Fault>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = here.into_iter().map(|job| scope.spawn(|| job.run_here())).collect();
+        let threads: Vec<_> = here.into_iter().map(|line| scope.spawn(|| run_here(line))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| Err(Fault::panic(&*panic)))).collect()
     });
     ended.into_iter().collect::<Result<(), Fault>>()?;

@@ -1,19 +1,23 @@
 //! The texts of `ncclGetLastError`.
 
 use std::cell::RefCell;
-use std::ffi::{CString, c_char};
+use std::ffi::c_char;
 
 use parking_lot::Mutex;
 
 use kolo::raw::between_forks;
+
+/// The bytes of a text in C, with its zero.
+const MOST: usize = 4096;
 
 /// The last error of the process, for a thread that had none: NCCL has one text for all threads.
 static LAST: Mutex<String> = Mutex::new(String::new());
 
 thread_local! {
     static OF_THREAD: RefCell<String> = const { RefCell::new(String::new()) };
-    /// What `ncclGetLastError` returned to this thread last.
-    static TOLD: RefCell<CString> = RefCell::new(CString::default());
+    /// What `ncclGetLastError` returned to this thread last. Programs keep the pointer, as that of NCCL is
+    /// always the same.
+    static TOLD: RefCell<[u8; MOST]> = const { RefCell::new([0; MOST]) };
 }
 
 /// Remembers the error of a call.
@@ -29,12 +33,15 @@ pub(crate) fn latest() -> String {
     if own.is_empty() { between_forks(|| LAST.lock().clone()) } else { own }
 }
 
-/// Returns a text to C. It stays until this thread asks again.
+/// Returns a text to C. It stays until this thread asks again, and is cut where the room ends.
 pub(crate) fn tell(text: String) -> *const c_char {
-    let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+    let text = text.replace('\0', " ");
+    let text = &text.as_bytes()[..text.len().min(MOST - 1)];
     let told = TOLD.try_with(|told| {
-        *told.borrow_mut() = text;
-        told.borrow().as_ptr()
+        let mut told = told.borrow_mut();
+        told[..text.len()].copy_from_slice(text);
+        told[text.len()] = 0;
+        told.as_ptr().cast::<c_char>()
     });
     told.unwrap_or(c"".as_ptr())
 }

@@ -340,6 +340,7 @@ pub(crate) fn destroy(comm: ncclComm_t) -> Result<ncclResult_t, Fault> {
         return Ok(SUCCESS);
     }
     if let Some(this) = take(comm)? {
+        this.abandon();
         // How an operation ended is for its caller's ncclCommGetAsyncError.
         _ = this.flush();
     }

@@ -37,6 +37,33 @@ fn ranks_on_threads_reduce_split_and_finalize() {
     });
 }
 
+/// All ranks make the two calls in the same order, and threads might not.
+#[test]
+fn splits_of_one_group_keep_their_order() {
+    on_threads(4, |rank, comm| {
+        for _ in 0..30 {
+            let (mut half, mut whole) = (null_mut(), null_mut());
+            ok(ncclGroupStart());
+            ok(ncclCommSplit(comm, rank as c_int % 2, 0, &mut half, null()));
+            ok(ncclCommSplit(comm, 0, -(rank as c_int), &mut whole, null()));
+            ok(ncclGroupEnd());
+            assert_eq!((sum(half, 1), sum(whole, 1)), (Ok(2), Ok(4)));
+            ok(ncclCommDestroy(half));
+            ok(ncclCommDestroy(whole));
+        }
+        ok(ncclCommDestroy(comm));
+    });
+}
+
+/// Programs keep the pointer to the text.
+#[test]
+fn the_last_error_has_one_place() {
+    let at = last_error_at(null_mut());
+    assert_eq!(ncclCommDestroy(std::ptr::dangling_mut()), INVALID_ARGUMENT);
+    let again = last_error_at(null_mut());
+    assert_eq!(at, again);
+}
+
 #[test]
 fn averages_of_integers_are_truncated() {
     on_threads(3, |rank, comm| {

@@ -252,6 +252,8 @@ static int companions(void) {
     CHECK(ncclGroupStart());
     if (ncclSend(memory, 1, ncclFloat, 1, comms[0], NULL) != ncclInvalidUsage) fail("refusal in a group", 0, 0, 0);
     if (ncclGroupEnd() != ncclInvalidUsage || !strstr(ncclGetLastError(comms[0]), "start a process for each rank")) fail("end of group", 0, 0, 0);
+    /* The host would compute it. */
+    if (ncclAllReduce(NULL, numbers, 1, ncclInt, ncclAvg, comms[0], NULL) != ncclInvalidArgument) fail("no buffer", 0, 0, 0);
     CHECK(ncclMemFree(memory));
     CHECK(ncclGroupStart());
     for (int r = 0; r < 2; r++) CHECK(ncclAllReduce(&numbers[r], &numbers[r], 1, ncclFloat, ncclSum, comms[r], NULL));

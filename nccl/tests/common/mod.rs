@@ -83,13 +83,16 @@ functions! {
     fn ncclGroupEnd();
 }
 
+/// Returns what ncclGetLastError returns.
+pub fn last_error_at(comm: Comm) -> *const c_char {
+    // SAFETY: this is the signature of nccl.h.
+    unsafe { LIBRARY.get::<unsafe extern "C" fn(Comm) -> *const c_char>(b"ncclGetLastError").unwrap()(comm) }
+}
+
 /// Returns the text of ncclGetLastError.
 pub fn last_error(comm: Comm) -> String {
-    // SAFETY: this is the signature of nccl.h, and the text stays until this thread asks again.
-    unsafe {
-        let get = LIBRARY.get::<unsafe extern "C" fn(Comm) -> *const c_char>(b"ncclGetLastError").unwrap();
-        CStr::from_ptr(get(comm)).to_string_lossy().into_owned()
-    }
+    // SAFETY: the text stays until this thread asks again.
+    unsafe { CStr::from_ptr(last_error_at(comm)) }.to_string_lossy().into_owned()
 }
 
 /// Fails with the library's sentence unless a call succeeded.
