@@ -12,14 +12,12 @@ pub(crate) fn boundary(name: &str, call: impl FnOnce() -> Result<ncclResult_t, F
     let fault = match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(result)) => return result,
         Ok(Err(fault)) => fault,
-        Err(panic) => Fault::panic(&*panic),
+        Err(panic) => held::counted::<()>(Err(Fault::panic(&*panic))).expect_err("it is a panic"),
     };
     let text = format!("{name}: {fault}");
     print(Level::Warn, || text.clone());
     last::remember(&text);
-    let code = fault.code();
-    held::note_failure(code);
-    code
+    fault.code()
 }
 
 /// Runs the call of a function that cannot fail in C. A fault gives `otherwise`.

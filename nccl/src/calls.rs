@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use kolo::{Op, Rank};
 
@@ -56,7 +57,7 @@ impl Arguments {
     /// until this returns or the group ends, and until the stream has passed the call. The
     /// configuration is null or valid.
     pub(crate) unsafe fn run(self, comm: ncclComm_t, stream: *mut c_void) -> Result<ncclResult_t, Fault> {
-        let this = enter(comm)?;
+        let this = held::counted(enter(comm))?;
         let result = (|| {
             // SAFETY: passed on.
             unsafe { config::check_call(self.config)? };
@@ -83,7 +84,7 @@ impl Arguments {
             }
             request::run_one(request)
         })();
-        result.inspect_err(|fault: &Fault| this.remember(&fault.to_string()))?;
+        held::counted(result.inspect_err(|fault: &Fault| this.remember(&fault.to_string())))?;
         Ok(SUCCESS)
     }
 }
@@ -96,7 +97,7 @@ fn rank(number: c_int, world: usize, what: &str) -> Result<Rank, Fault> {
 
 /// Returns the operator of a number of ncclRedOpCreatePreMulSum.
 fn operator(comm: &Comm, number: c_int) -> Result<Factor, Fault> {
-    let found = comm.operators.lock().get((number - NUM_OPS) as usize).copied().flatten();
+    let found = comm.operators.lock().get(&number).copied();
     found.ok_or_else(|| Fault::argument(format!("op is {number}, which is no operator of this communicator")))
 }
 
@@ -130,13 +131,11 @@ pub(crate) unsafe fn create_operator(
             )));
         }
     };
-    let mut operators = this.operators.lock();
-    let free = operators.iter().position(Option::is_none).unwrap_or_else(|| {
-        operators.push(None);
-        operators.len() - 1
-    });
-    operators[free] = Some(Factor { dtype, value });
-    op.write(NUM_OPS + free as c_int);
+    // No other communicator has the number, and none had it.
+    static NEXT: AtomicI32 = AtomicI32::new(NUM_OPS);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    this.operators.lock().insert(number, Factor { dtype, value });
+    op.write(number);
     Ok(SUCCESS)
 }
 
@@ -146,7 +145,7 @@ pub(crate) fn destroy_operator(op: c_int, comm: ncclComm_t) -> Result<ncclResult
         return Err(Fault::argument(format!("op is {op}, a built-in reduction, which cannot be destroyed")));
     }
     operator(&this, op)?;
-    this.operators.lock()[(op - NUM_OPS) as usize] = None;
+    this.operators.lock().remove(&op);
     Ok(SUCCESS)
 }
 

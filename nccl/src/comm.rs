@@ -37,8 +37,8 @@ pub(crate) struct Comm {
     pub(crate) device: c_int,
     /// What streams wait for, and what has not been pruned yet.
     works: Mutex<Vec<RawWork>>,
-    /// The operators of ncclRedOpCreatePreMulSum, by their number less [`NUM_OPS`].
-    pub(crate) operators: Mutex<Vec<Option<Factor>>>,
+    /// The operators of ncclRedOpCreatePreMulSum, by their number.
+    pub(crate) operators: Mutex<BTreeMap<c_int, Factor>>,
     /// Registered memory, by handle.
     pub(crate) registered: Mutex<BTreeMap<usize, Registration>>,
     last: Mutex<String>,

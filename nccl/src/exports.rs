@@ -9,6 +9,7 @@ use crate::calls::{self, Arguments};
 use crate::codes::{SUCCESS, VERSION, ncclResult_t, words};
 use crate::comm::{enter, ncclComm_t};
 use crate::device_api as device;
+use crate::held;
 use crate::pointers::place;
 use crate::structs::*;
 use crate::{last, manage, memory, parameters};
@@ -57,23 +58,23 @@ exports! {
 
     fn ncclGetUniqueId(id: *mut ncclUniqueId) => manage::unique_id(id);
     fn ncclCommInitRank(comm: *mut ncclComm_t, nranks: c_int, id: ncclUniqueId, rank: c_int)
-        => manage::init_rank(comm, nranks, id, rank, std::ptr::null());
+        => held::counted(manage::init_rank(comm, nranks, id, rank, std::ptr::null()));
     fn ncclCommInitRankConfig(comm: *mut ncclComm_t, nranks: c_int, id: ncclUniqueId, rank: c_int, config: Config)
-        => manage::init_rank(comm, nranks, id, rank, config);
+        => held::counted(manage::init_rank(comm, nranks, id, rank, config));
     fn ncclCommInitRankScalable(comm: *mut ncclComm_t, nranks: c_int, rank: c_int, n: c_int, ids: *const ncclUniqueId, config: Config)
-        => manage::init_scalable(comm, nranks, rank, n, ids, config);
+        => held::counted(manage::init_scalable(comm, nranks, rank, n, ids, config));
     fn ncclCommInitAll(comms: *mut ncclComm_t, ndev: c_int, devices: *const c_int) => manage::init_all(comms, ndev, devices);
-    fn ncclCommFinalize(comm: ncclComm_t) => manage::finalize(comm);
+    fn ncclCommFinalize(comm: ncclComm_t) => held::counted(manage::finalize(comm));
     fn ncclCommDestroy(comm: ncclComm_t) => manage::destroy(comm);
     fn ncclCommAbort(comm: ncclComm_t) => manage::abort(comm);
     fn ncclCommRevoke(comm: ncclComm_t, flags: c_int) => manage::revoke(comm, flags);
     fn ncclCommSplit(comm: ncclComm_t, color: c_int, key: c_int, newcomm: *mut ncclComm_t, config: Config)
-        => manage::split(comm, color, key, newcomm, config);
+        => held::counted(manage::split(comm, color, key, newcomm, config));
     fn ncclCommShrink(comm: ncclComm_t, excluded: *const c_int, count: c_int, newcomm: *mut ncclComm_t, config: Config, flags: c_int)
-        => manage::shrink(comm, excluded, count, newcomm, config, flags);
+        => held::counted(manage::shrink(comm, excluded, count, newcomm, config, flags));
     fn ncclCommGetUniqueId(comm: ncclComm_t, id: *mut ncclUniqueId) => manage::unique_id_to_grow(comm, id);
     fn ncclCommGrow(comm: ncclComm_t, nranks: c_int, id: *const ncclUniqueId, rank: c_int, newcomm: *mut ncclComm_t, config: Config)
-        => manage::grow(comm, nranks, id, rank, newcomm, config);
+        => held::counted(manage::grow(comm, nranks, id, rank, newcomm, config));
 
     fn ncclCommGetAsyncError(comm: ncclComm_t, to: *mut ncclResult_t) => manage::async_error(comm, to);
     fn ncclCommCount(comm: ncclComm_t, to: *mut c_int) => manage::tell(comm, to, "count", |comm| comm.world_size());

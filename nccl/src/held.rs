@@ -38,11 +38,14 @@ pub(crate) fn hold_job(job: Job) {
     HELD.with_borrow_mut(|held| held.jobs.push(job));
 }
 
-/// Records that a call of this thread has failed: its group will execute nothing.
-pub(crate) fn note_failure(result: ncclResult_t) {
-    if is_open() && FAILED.get() == SUCCESS {
-        FAILED.set(result);
-    }
+/// Passes on the result of a call that can be held back: if it failed, its group will execute nothing. A
+/// question that failed has no such effect.
+pub(crate) fn counted<T>(result: Result<T, Fault>) -> Result<T, Fault> {
+    result.inspect_err(|fault| {
+        if is_open() && FAILED.get() == SUCCESS {
+            FAILED.set(fault.code());
+        }
+    })
 }
 
 /// Closes the innermost group. Returns what was held back, and the result of a call that failed;

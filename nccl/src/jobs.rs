@@ -55,10 +55,9 @@ impl Job {
             let comm = comm.clone();
             set_wait_check(Some(Box::new(move || !comm.is_aborted())));
         }
-        let made = catch_unwind(AssertUnwindSafe(make));
+        let made = catch_unwind(AssertUnwindSafe(|| make()?.map(with_companion).transpose()));
         set_wait_check(None);
         let made = made.unwrap_or_else(|panic| Err(Fault::panic(&*panic)));
-        let made = made.and_then(|made| made.map(with_companion).transpose());
         match (new, made) {
             (Some((comm, _)), Ok(Some((made, has_companion)))) => {
                 print(Level::Info, || {
@@ -112,7 +111,8 @@ impl Job {
 
 /// Runs calls in their order, also after one has failed: the other ranks do.
 fn run_here(line: Vec<Job>) -> Result<(), Fault> {
-    line.into_iter().fold(Ok(()), |result, job| result.and(job.run_here()))
+    let ended: Vec<Result<(), Fault>> = line.into_iter().map(Job::run_here).collect();
+    ended.into_iter().collect()
 }
 
 /// Runs calls in their order on a thread of their own.

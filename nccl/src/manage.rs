@@ -327,11 +327,12 @@ pub(crate) fn finalize(comm: ncclComm_t) -> Result<ncclResult_t, Fault> {
     if this.is_aborted() {
         return Err(Fault::usage("the communicator was revoked; destroy it without ncclCommFinalize"));
     }
-    if !this.finalize() {
-        return Err(Fault::argument("the communicator was finalized before"));
-    }
     let (parent, blocking) = (this.clone(), this.config.blocking);
-    let make = move || this.flush().map(|()| None);
+    // A group that fails changes nothing.
+    let make = move || match this.finalize() {
+        true => this.flush().map(|()| None),
+        false => Err(Fault::argument("the communicator was finalized before")),
+    };
     submit(Job { name: "ncclCommFinalize", new: None, parent: Some(parent), blocking, make: Box::new(make) })
 }
 

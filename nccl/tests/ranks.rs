@@ -29,6 +29,11 @@ fn ranks_on_threads_reduce_split_and_finalize() {
             assert_eq!(sum(part, 1), Ok(3));
             ok(ncclCommDestroy(part));
         }
+        // A group that fails changes nothing.
+        ok(ncclGroupStart());
+        ok(ncclCommFinalize(comm));
+        assert_eq!(ncclCommSplit(comm, -9, 0, &mut part, null()), INVALID_ARGUMENT);
+        assert_eq!(ncclGroupEnd(), INVALID_ARGUMENT);
         ok(ncclCommFinalize(comm));
         assert_eq!(sum(comm, 1), Err(INVALID_USAGE));
         assert_eq!(state(comm), SUCCESS);

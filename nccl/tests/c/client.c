@@ -255,7 +255,15 @@ static int companions(void) {
     /* The host would compute it. */
     if (ncclAllReduce(NULL, numbers, 1, ncclInt, ncclAvg, comms[0], NULL) != ncclInvalidArgument) fail("no buffer", 0, 0, 0);
     CHECK(ncclMemFree(memory));
+    /* An operator belongs to one communicator. */
+    ncclRedOp_t twice;
+    float factor = 2;
+    CHECK(ncclRedOpCreatePreMulSum(&twice, &factor, ncclFloat, ncclScalarHostImmediate, comms[0]));
+    if (ncclAllReduce(numbers, numbers, 1, ncclFloat, twice, comms[1], NULL) != ncclInvalidArgument) fail("operator", 0, 0, 0);
+    CHECK(ncclRedOpDestroy(twice, comms[0]));
     CHECK(ncclGroupStart());
+    /* A question that fails does not end the group. */
+    if (ncclCommCount(NULL, NULL) != ncclInvalidArgument) fail("question", 0, 0, 0);
     for (int r = 0; r < 2; r++) CHECK(ncclAllReduce(&numbers[r], &numbers[r], 1, ncclFloat, ncclSum, comms[r], NULL));
     CHECK(ncclGroupEnd());
     if (numbers[0] != 3 || numbers[1] != 3) fail("sum after refusal", 0, 0, 0);
