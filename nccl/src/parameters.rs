@@ -1,9 +1,12 @@
 //! The parameters that a program can ask for: the variables that have an effect.
 
-use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::str::FromStr;
 use std::sync::LazyLock;
+
+use kolo::raw::between_forks;
+use parking_lot::Mutex;
 
 use crate::codes::{SUCCESS, ncclResult_t};
 use crate::environment::{HONOURED, variable};
@@ -13,17 +16,18 @@ use crate::pointers::{place, text};
 /// The handle of a parameter: its place in the list, from 1.
 pub(crate) type Handle = *mut c_void;
 
-thread_local! {
-    /// What was returned to this thread last, by each of the two functions that return a text.
-    static TOLD: RefCell<[CString; 2]> = RefCell::default();
-}
+/// The texts that were returned. They are never freed, because programs keep the pointers; values seldom change.
+static TOLD: Mutex<BTreeSet<CString>> = Mutex::new(BTreeSet::new());
 
-/// Returns a text to C. It stays until this thread asks the same function again.
-fn tell(function: usize, value: String) -> *const c_char {
+/// Returns a text to C.
+fn tell(value: String) -> *const c_char {
     let value = CString::new(value).unwrap_or_default();
-    TOLD.with_borrow_mut(|told| {
-        told[function] = value;
-        told[function].as_ptr()
+    between_forks(|| {
+        let mut told = TOLD.lock();
+        if !told.contains(&value) {
+            told.insert(value.clone());
+        }
+        told.get(&value).expect("it is there now").as_ptr()
     })
 }
 
@@ -67,7 +71,7 @@ pub(crate) unsafe fn number<T: FromStr>(handle: Handle, to: *mut T) -> Result<nc
 pub(crate) unsafe fn string(handle: Handle, to: *mut *const c_char) -> Result<ncclResult_t, Fault> {
     let name = name(handle)?;
     // SAFETY: passed on.
-    unsafe { place(to, "out")? }.write(tell(0, variable(name).unwrap_or_default()));
+    unsafe { place(to, "out")? }.write(tell(variable(name).unwrap_or_default()));
     Ok(SUCCESS)
 }
 
@@ -100,7 +104,7 @@ pub(crate) unsafe fn by_key(key: *const c_char, to: *mut *const c_char, len: *mu
     // SAFETY: passed on.
     let (to, len) = unsafe { (place(to, "value")?, place(len, "valueLen")?) };
     len.write(value.len() as c_int);
-    to.write(tell(1, value));
+    to.write(tell(value));
     Ok(SUCCESS)
 }
 
