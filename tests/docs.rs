@@ -36,8 +36,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The README, those of packages, and all pages of docs/, relative to the
-/// repository.
+/// The README, those of packages, and all pages of docs/, relative to the repository.
 fn pages() -> Vec<PathBuf> {
     let mut found = vec![
         "README.md".into(),

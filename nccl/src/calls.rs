@@ -72,6 +72,7 @@ impl Arguments {
             };
             let root = self.root.map_or(Ok(0), |(number, what)| rank(number, world, what))?;
             let Arguments { op, send, recv, count, .. } = self;
+            this.check_memory([send, recv])?;
             let request = Request { comm: this.clone(), op, dtype, reduction, send, recv, count, root, stream };
             if held::is_open() {
                 request.check()?;

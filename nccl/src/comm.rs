@@ -207,7 +207,8 @@ impl Comm {
         }
     }
 
-    /// Ends a start whose communicator nobody can use.
+    /// Ends the start, if the communicator has not started: the program has destroyed it, and waits no
+    /// longer.
     pub(crate) fn abandon(&self) {
         if matches!(*self.state.lock(), State::Starting) {
             self.is_aborted.store(true, Ordering::SeqCst);

@@ -112,15 +112,13 @@ pub(crate) unsafe fn by_key(key: *const c_char, to: *mut *const c_char, len: *mu
 ///
 /// Both are null or valid for writing.
 pub(crate) unsafe fn keys(table: *mut *const *const c_char, len: *mut c_int) -> Result<ncclResult_t, Fault> {
-    /// The names as C has them. They are never freed.
+    /// The names as C has them, by [`tell`].
     struct Names(Vec<*const c_char>);
     // SAFETY: the texts are constant.
     unsafe impl Send for Names {}
     // SAFETY: nothing writes to the texts or to the table of them.
     unsafe impl Sync for Names {}
-    static NAMES: LazyLock<Names> = LazyLock::new(|| {
-        Names(HONOURED.iter().map(|name| CString::new(*name).expect("no zero").into_raw().cast_const()).collect())
-    });
+    static NAMES: LazyLock<Names> = LazyLock::new(|| Names(HONOURED.iter().map(|name| tell((*name).to_owned())).collect()));
     // SAFETY: passed on.
     let (table, len) = unsafe { (place(table, "table")?, place(len, "tableLen")?) };
     table.write(NAMES.0.as_ptr());

@@ -52,7 +52,6 @@ impl Request {
             let problem = format!("op was made for {}, and datatype is {}", factor.dtype, self.dtype);
             return Err(Fault::Argument(problem));
         }
-        self.comm.check_memory([self.send, self.recv])?;
         let (send, recv) = (self.send.cast(), self.recv.cast());
         // SAFETY: the caller's stream lives until the call has been executed, as nccl.h says.
         _ = unsafe { self.call(send, recv, self.stream) }.prepare(&comm)?;
@@ -165,7 +164,6 @@ impl Request {
 /// Executes one call: enqueues it on its stream, or runs it if its memory is the host's.
 pub(crate) fn run_one(request: Request) -> Result<(), Fault> {
     let comm = request.comm.for_calls()?;
-    request.comm.check_memory([request.send, request.recv])?;
     if comm.has_devices() || !matches!(request.reduction, None | Some(Reduction::Plain(_))) {
         return run(vec![request]);
     }

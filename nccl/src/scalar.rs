@@ -78,13 +78,12 @@ impl Factor {
 
 /// Returns a built-in reduction on elements of a type; `None` for the number of a PreMulSum.
 pub(crate) fn built_in(number: c_int, dtype: DType) -> Result<Option<Reduction>, Fault> {
-    let is_float = matches!(dtype, DType::F16 | DType::F32 | DType::F64 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2);
     Ok(Some(match number {
         0 => Reduction::Plain(ReduceOp::Sum),
         1 => Reduction::Plain(ReduceOp::Product),
         2 => Reduction::Plain(ReduceOp::Max),
         3 => Reduction::Plain(ReduceOp::Min),
-        4 if is_float => Reduction::Plain(ReduceOp::Average),
+        4 if dtype.is_float() => Reduction::Plain(ReduceOp::Average),
         4 => Reduction::AverageOfIntegers,
         NUM_OPS.. => return Ok(None),
         _ => {
