@@ -41,7 +41,7 @@
 
 // The initial value of a kolo_config_t: `kolo_config_t config = KOLO_CONFIG_INITIALIZER;`
 #define KOLO_CONFIG_INITIALIZER \
-  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL }
+  { sizeof(kolo_config_t), KOLO_CONFIG_VERSION, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0.0, 0.0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL, 0 }
 
 // The initial value of a kolo_reducer_config_t.
 #define KOLO_REDUCER_CONFIG_INITIALIZER \
@@ -208,8 +208,9 @@ typedef struct kolo_config_t {
   // Where ranks that each have a GPU of their own wait for each other, in a large operation on buffers
   // that are open to all of them: "kernels" or "host". All ranks use rank 0's value.
   const char *device_waits;
-  // The type of the elements of messages between hosts, in sums and averages of 16 KiB of f32 or
-  // more: "f32", "bf16" or "f16". All ranks use rank 0's value.
+  // How elements of messages between hosts are written, in sums and averages of 16 KiB or more:
+  // "f32" as in the buffers, those of f32 as "bf16" or "f16", or those of f32, f16 and bf16 in 8
+  // bits, as "int8" or "f8e4m3". All ranks use rank 0's value.
   const char *wire_dtype;
   // A folder where the lowest rank of each machine writes a file by which `kolo top` finds the
   // job. Only its user can open the file, which holds the secret of the job.
@@ -233,6 +234,9 @@ typedef struct kolo_config_t {
   // The network interfaces over which links to other hosts are striped, as in "eth0,eth1". A link
   // goes on if one of them fails.
   const char *rails;
+  // The seed with which messages of 8 bits are rounded at random. 0: to the nearest. All ranks use
+  // rank 0's value.
+  uint32_t wire_seed;
 } kolo_config_t;
 
 // A key-value store of the program that all ranks share, for kolo_comm_init_callbacks. A key has
@@ -737,6 +741,10 @@ typedef struct kolo_bucket_stats_t {
 
 // By `hook_function`.
 #define KOLO_HOOK_CUSTOM 5
+
+// By averaging it in messages of fewer bits between hosts (`wire_dtype`), with what they left out
+// added in the next step.
+#define KOLO_HOOK_ERROR_FEEDBACK 6
 
 #ifdef __cplusplus
 extern "C" {

@@ -113,8 +113,9 @@ pub struct kolo_config_t {
     /// Where ranks that each have a GPU of their own wait for each other, in a large operation on buffers
     /// that are open to all of them: "kernels" or "host". All ranks use rank 0's value.
     pub device_waits: *const c_char,
-    /// The type of the elements of messages between hosts, in sums and averages of 16 KiB of f32 or
-    /// more: "f32", "bf16" or "f16". All ranks use rank 0's value.
+    /// How elements of messages between hosts are written, in sums and averages of 16 KiB or more:
+    /// "f32" as in the buffers, those of f32 as "bf16" or "f16", or those of f32, f16 and bf16 in 8
+    /// bits, as "int8" or "f8e4m3". All ranks use rank 0's value.
     pub wire_dtype: *const c_char,
     /// A folder where the lowest rank of each machine writes a file by which `kolo top` finds the
     /// job. Only its user can open the file, which holds the secret of the job.
@@ -138,6 +139,9 @@ pub struct kolo_config_t {
     /// The network interfaces over which links to other hosts are striped, as in "eth0,eth1". A link
     /// goes on if one of them fails.
     pub rails: *const c_char,
+    /// The seed with which messages of 8 bits are rounded at random. 0: to the nearest. All ranks use
+    /// rank 0's value.
+    pub wire_seed: u32,
 }
 }
 

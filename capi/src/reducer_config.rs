@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 
-use kolo::ddp::{Bucket, Compress, Hook, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, Uneven, Unused};
+use kolo::ddp::{Bucket, Compress, ErrorFeedback, Hook, LocalSgd, Parameter, PowerSgd, Reducer, ReducerBuilder, Uneven, Unused};
 use kolo::raw::{bucket_address, on_device};
 use kolo::{Communicator, ReducerError};
 
@@ -69,6 +69,9 @@ pub const KOLO_HOOK_POWER_SGD: kolo_hook_t = 3;
 pub const KOLO_HOOK_LOCAL_SGD: kolo_hook_t = 4;
 /// By `hook_function`.
 pub const KOLO_HOOK_CUSTOM: kolo_hook_t = 5;
+/// By averaging it in messages of fewer bits between hosts (`wire_dtype`), with what they left out
+/// added in the next step.
+pub const KOLO_HOOK_ERROR_FEEDBACK: kolo_hook_t = 6;
 
 /// A bucket in flight. Only the hook reads and writes it.
 #[repr(C)]
@@ -257,12 +260,17 @@ fn hook(builder: ReducerBuilder, config: &kolo_reducer_config_t) -> Result<Reduc
         KOLO_HOOK_BFLOAT16 => builder.hook(Compress::bf16()),
         KOLO_HOOK_POWER_SGD => builder.hook(PowerSgd::new(config.hook_rank as usize).start_after(after)),
         KOLO_HOOK_LOCAL_SGD => builder.hook(LocalSgd::new(1).warm_up(after).hook()),
+        KOLO_HOOK_ERROR_FEEDBACK => builder.hook(ErrorFeedback::new()),
         KOLO_HOOK_CUSTOM => {
             let function = config.hook_function.ok_or(Fault::Null { what: "config->hook_function" })?;
             builder.hook(Custom { function, context: config.hook_context })
         }
         other => {
-            return Err(Fault::value("config->hook", other, "it must be one of KOLO_HOOK_AVERAGE to KOLO_HOOK_CUSTOM, 0 to 5"));
+            return Err(Fault::value(
+                "config->hook",
+                other,
+                "it must be one of KOLO_HOOK_AVERAGE to KOLO_HOOK_ERROR_FEEDBACK, 0 to 6",
+            ));
         }
     })
 }

@@ -25,8 +25,10 @@ use std::time::Instant;
 use crate::config::{Transport, WireDType};
 use crate::error::{Cause, Error, Result};
 use crate::exec::Core;
+use crate::exec::compression::{What, compression};
 use crate::failure::CommInfo;
 use crate::progress::{CommState, Executor};
+use crate::reduce::Packing;
 use crate::rendezvous::admission::Job;
 use crate::schedule::select::{Choice, Layout};
 use crate::shm::MOST_RANKS;
@@ -172,11 +174,26 @@ impl Communicator {
         self.exec.state.choose_for(op, dtype, redop, bytes)
     }
 
-    /// Returns the type of the elements of messages between hosts, in sums and averages of `f32`: rank
-    /// 0's [`Builder::wire_dtype`], but always `f32` in reproducible mode.
+    /// Returns how elements of messages between hosts are written, in sums and averages: rank 0's
+    /// [`Builder::wire_dtype`], but always `f32` in reproducible mode.
     pub fn wire_dtype(&self) -> WireDType {
         let settings = &self.exec.state.settings;
         if settings.reproducible { WireDType::F32 } else { settings.wire_dtype }
+    }
+
+    /// Returns how the messages of a collective between hosts are packed, if they are.
+    pub(crate) fn packing(&self, what: What) -> Option<Packing> {
+        compression(&self.exec.state.settings, self.exec.state.layout, || what)
+    }
+
+    /// Returns the lowest rank that counts as on this rank's host, as [`Communicator::host_count`] counts.
+    pub(crate) fn lowest_of_host(&self) -> Rank {
+        let (layout, info) = (self.exec.state.layout, &self.exec.state.info);
+        if layout.hosts == layout.ranks {
+            return info.rank;
+        }
+        let host = &info.members[info.rank].host;
+        info.members.iter().position(|member| member.host == *host).unwrap_or(info.rank)
     }
 
     /// Returns what the communicator has done so far, on this rank.

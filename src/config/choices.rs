@@ -85,27 +85,35 @@ numbered! {
 }
 
 numbered! {
-    /// The type of the elements of messages between hosts, in sums and averages of `f32`.
+    /// How the elements of messages between hosts are written, in sums and averages of floats.
     #[derive(Default)]
     #[non_exhaustive]
     pub enum WireDType {
-        /// That of the buffers.
+        /// As in the buffers.
         #[default]
         F32 = 0, "f32";
-        /// Half the bytes, with 11 significant bits: an element beyond 65504 becomes infinite.
+        /// `f32` with half the bytes and 11 significant bits: an element beyond 65504 becomes infinite.
         F16 = 1, "f16";
-        /// Half the bytes, with 8 significant bits and the range of `f32`.
+        /// `f32` with half the bytes, 8 significant bits and the range of `f32`.
         BF16 = 2, "bf16";
+        /// A byte for each element of `f32`, `f16` or `bf16`, and four for each 128: an element is a whole
+        /// number from -127 to 127, times the scale of its block.
+        Int8 = 3, "int8";
+        /// As `int8`, but an element is a float of 4 significant bits times the scale: small elements beside
+        /// large ones keep more, and all others lose 1 bit or more.
+        F8E4M3 = 4, "f8e4m3";
     }
 }
 
 impl WireDType {
-    /// Returns the type of 16 bits, if messages have one.
-    pub(crate) const fn narrowed(self) -> Option<DType> {
+    /// Returns the type as which elements are packed, if they are.
+    pub(crate) const fn packed(self) -> Option<DType> {
         match self {
             WireDType::F32 => None,
             WireDType::F16 => Some(DType::F16),
             WireDType::BF16 => Some(DType::BF16),
+            WireDType::Int8 => Some(DType::I8),
+            WireDType::F8E4M3 => Some(DType::F8E4M3),
         }
     }
 }

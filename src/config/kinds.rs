@@ -285,6 +285,44 @@ impl Number for Sockets {
     }
 }
 
+/// The seed of rounding at random, or 0.
+pub(crate) enum Seed {}
+
+const SEED: &str = "a number from 0 to 4294967295";
+
+impl Kind for Seed {
+    type Value = u32;
+    type Given = u32;
+
+    fn parse(name: &str, text: &str) -> Result<u32> {
+        text.trim().parse().map_err(|_| Error::setting(name, text, SEED))
+    }
+
+    fn check(_: &str, given: u32) -> Result<u32> {
+        Ok(given)
+    }
+
+    #[cfg(test)]
+    fn right() -> Vec<&'static str> {
+        vec!["0", "1", "4294967295"]
+    }
+
+    #[cfg(test)]
+    fn wrong() -> Vec<(&'static str, &'static str)> {
+        vec![("-1", "from 0"), ("4294967296", "to 4294967295"), ("any", "a number")]
+    }
+}
+
+impl Number for Seed {
+    fn number(value: &u32) -> u64 {
+        (*value).into()
+    }
+
+    fn of_number(number: u64) -> Option<u32> {
+        number.try_into().ok()
+    }
+}
+
 /// Whether buffers may be in the memory of devices: by default if this machine seems to have some.
 pub(crate) enum Devices {}
 

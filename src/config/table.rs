@@ -59,13 +59,18 @@ macro_rules! shared_settings {
         /// ranks.
         flag_layout(flag_layout: FlagLayout) as FlagLayout = FlagLayout::Auto, "KOLO_FLAG_LAYOUT";
 
-        /// Sets the type of the elements of messages between hosts, in all-reduces, reduces and
-        /// reduce-scatters that sum or average 16 KiB of `f32` or more. With a type of 16 bits, a link
-        /// carries half the bytes. Each host's part is rounded once, all parts are accumulated in `f32`,
-        /// and the result is rounded once; every rank has the same bits. Other operations, and memory
-        /// that the ranks of a host share, are exact; so is everything in reproducible mode. Rank 0's
-        /// value applies to all ranks.
+        /// Sets how elements of messages between hosts are written, in all-reduces, reduces and
+        /// reduce-scatters that sum or average 16 KiB or more: those of `f32` in 16 bits, or those of
+        /// `f32`, `f16` and `bf16` in 8. Each host's part is rounded once, all parts are accumulated in
+        /// `f32`, and the result is rounded once; every rank has the same bits. Other operations, and
+        /// memory that the ranks of a host share, are exact; so is everything in reproducible mode.
+        /// Rank 0's value applies to all ranks.
         wire_dtype(dtype: WireDType) as WireDType = WireDType::F32, "KOLO_WIRE_DTYPE";
+
+        /// Sets the seed with which messages of 8 bits are rounded at random, to either of the two
+        /// neighbours of an element, so that the error is 0 on average. Each call rounds otherwise. By
+        /// default, 0, elements are rounded to the nearest. Rank 0's value applies to all ranks.
+        wire_seed(seed: u32) as Seed = 0, "KOLO_WIRE_SEED";
 
         /// Sets the costs with which algorithms are compared, each finite and at least 0, so that those
         /// between hosts are not measured. Rank 0's value applies to all ranks.

@@ -59,6 +59,7 @@ mod build;
 mod builder;
 mod compress;
 mod core;
+mod error_feedback;
 mod exchange;
 mod float;
 mod gather;
@@ -82,6 +83,7 @@ mod worker;
 
 pub use builder::{ReducerBuilder, Uneven, Unused};
 pub use compress::Compress;
+pub use error_feedback::ErrorFeedback;
 pub(crate) use hook::with_float;
 pub use hook::{Average, Bucket, Hook};
 pub use local_sgd::LocalSgd;

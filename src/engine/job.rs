@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use crate::call::Call;
 use crate::failure::OpContext;
-use crate::reduce::Kernel;
-use crate::schedule::{BufferRef, Step};
-use crate::types::{DType, Rank, Tag};
+use crate::reduce::{Kernel, Packing};
+use crate::schedule::{BufferRef, Span, Step};
+use crate::types::{Rank, ReduceOp, Tag, mix};
 
 /// One rank's part of an operation.
 pub(crate) struct Job<'a> {
@@ -23,18 +23,18 @@ pub(crate) struct Job<'a> {
     /// The number of ranks in the schedule.
     pub(crate) world: usize,
     pub(crate) kernel: Option<Kernel>,
-    /// The type of 16 bits of the elements in scratch and in messages, if the buffers are f32 and the
-    /// steps convert. The kernel is that of this type.
-    pub(crate) narrowed: Option<DType>,
+    /// How elements are packed in scratch and in messages, if the steps convert. Its folds take the
+    /// place of the kernel's.
+    pub(crate) packing: Option<Packing>,
 }
 
 impl Job<'_> {
-    /// Returns the bytes of an element in one of the job's buffers.
+    /// Returns the bytes of a run of elements in one of the job's buffers.
     #[inline]
-    pub(super) fn element_of(&self, place: BufferRef) -> usize {
-        match self.narrowed {
-            Some(narrowed) if place == BufferRef::Scratch => narrowed.size(),
-            _ => self.call.dtype.size(),
+    pub(super) fn bytes(&self, place: BufferRef, count: usize) -> usize {
+        match self.packing {
+            Some(packing) if place == BufferRef::Scratch => packing.bytes(count),
+            _ => count * self.call.dtype.size(),
         }
     }
 
@@ -42,6 +42,16 @@ impl Job<'_> {
     #[inline]
     pub(super) fn parts(&self) -> usize {
         self.context.info.members.len()
+    }
+
+    /// Returns the divisor of a finished sum of packed elements; 1 for none.
+    pub(super) fn divisor(&self) -> usize {
+        if self.call.redop == Some(ReduceOp::Average) { self.parts() } else { 1 }
+    }
+
+    /// Returns a number for a run of elements that this rank packs.
+    pub(super) fn run(&self, span: Span) -> u64 {
+        mix(mix(self.context.descriptor.seq, self.rank as u64), mix(span.place as u64, span.at as u64))
     }
 
     /// Returns the communicator's rank of a rank in the schedule.

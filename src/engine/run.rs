@@ -10,7 +10,6 @@ use super::state::{Engine, NotSent, no_link};
 use crate::buffer::RawSlice;
 use crate::error::{Cause, Error, Result};
 use crate::failure::OpContext;
-use crate::reduce;
 use crate::schedule::{BufferRef, Span, Step};
 use crate::sys::Waiting;
 use crate::transport::ALIGN;
@@ -288,7 +287,7 @@ impl Engine {
                 }
                 Step::Copy { src, dst } => self.copy(&active.job, src, dst),
                 Step::Convert { src, dst } => self.convert(&active.job, src, dst),
-                Step::Fold { own, parts, dst } => self.fold(&active.job, own, parts, dst),
+                Step::Fold { own, parts, stride, dst } => self.fold(&active.job, own, (parts, stride), dst),
                 Step::Recv { .. } if !active.has_header && !active.is_collective() => false,
                 Step::Recv { from, dst } | Step::RecvSend { from, dst, .. } => {
                     self.receive(active, from, dst, None, &mut moved)?
@@ -328,8 +327,7 @@ impl Engine {
     /// Queues the message of a step, and resets the state of the message that it receives.
     fn begin(&mut self, active: &mut Active<'_>, step: Step) {
         let job = &active.job;
-        let scratch = step.scratch(job.world) * job.element_of(BufferRef::Scratch);
-        self.scratch.grow(scratch);
+        self.scratch.grow(job.bytes(BufferRef::Scratch, step.scratch(job.world)));
         let (to, span, ready) = match step {
             Step::Send { to, src } => (Some(to), src, src.len),
             Step::RecvSend { to, dst, .. } | Step::RecvReduceSend { to, dst, .. } => (Some(to), dst, 0),
@@ -339,7 +337,7 @@ impl Engine {
         let Some(to) = to else { return };
         let payload = self.memory(job, span);
         let frame = Frame { kind: Kind::Data, len: payload.len as u64, descriptor: job.context.words };
-        let (to, ready) = (job.rank_of(to), ready * job.element_of(span.place));
+        let (to, ready) = (job.rank_of(to), job.bytes(span.place, ready));
         self.messages += 1;
         let header = frame.encode();
         // Collectives forward segments, for which a rank should not wait.
@@ -369,38 +367,45 @@ impl Engine {
         if self.free(dst, None) < dst.len {
             return false;
         }
-        let narrowed = job.narrowed.expect("a job that converts has a narrowed type");
-        // SAFETY: one lies in a buffer of f32 of the job and one in scratch, with as many elements, so
-        // they do not overlap.
+        let packing = job.packing.expect("a job that converts has a packing");
+        // SAFETY: one lies in a buffer of the job, whose elements the packing is for, and one in
+        // scratch, with as many elements, so they do not overlap.
         unsafe {
             match to.place {
-                BufferRef::Scratch => reduce::narrow(narrowed, src.ptr, dst.ptr, to.len),
-                _ => reduce::widen(narrowed, src.ptr, dst.ptr, to.len),
+                BufferRef::Scratch => packing.pack(src.ptr, dst.ptr, to.len, job.run(from)),
+                _ => packing.unpack(src.ptr, dst.ptr, to.len),
             }
         }
         true
     }
 
     /// Folds, unless a message has still to read the destination.
-    fn fold(&mut self, job: &Job<'_>, own: Span, parts: usize, dst: Span) -> bool {
-        let dst = self.memory_mut(job, dst);
+    fn fold(&mut self, job: &Job<'_>, own: Span, (parts, stride): (usize, usize), to: Span) -> bool {
+        let dst = self.memory_mut(job, to);
         if self.free(dst, None) < dst.len {
             return false;
         }
-        let len = own.len;
-        let own = self.memory(job, own);
-        let others = self.memory(job, BufferRef::Scratch.span(parts..parts + (job.world - 1) * len));
+        let (len, own) = (own.len, self.memory(job, own));
+        let others = self.memory(job, BufferRef::Scratch.span(parts..parts + (job.world - 1) * stride));
+        let stride = job.bytes(BufferRef::Scratch, stride);
         let mut addresses = std::mem::take(&mut self.parts);
         addresses.clear();
         addresses.extend((0..job.world).map(|rank| match rank.cmp(&job.rank) {
             std::cmp::Ordering::Equal => own.ptr,
-            std::cmp::Ordering::Less => others.ptr.wrapping_add(rank * own.len),
-            std::cmp::Ordering::Greater => others.ptr.wrapping_add((rank - 1) * own.len),
+            std::cmp::Ordering::Less => others.ptr.wrapping_add(rank * stride),
+            std::cmp::Ordering::Greater => others.ptr.wrapping_add((rank - 1) * stride),
         }));
-        let kernel = job.kernel.expect("a job that reduces has a kernel");
         // SAFETY: all parts and the destination lie in the job's buffers or in scratch, with `len`
         // elements each. The destination is this rank's part, or overlaps none.
-        unsafe { kernel.fold(&addresses, dst.ptr, len, Some(job.parts())) };
+        unsafe {
+            match (job.packing, job.kernel) {
+                (Some(packing), _) => packing.fold(&addresses, dst.ptr, len, job.divisor(), job.run(to)),
+                (None, kernel) => {
+                    let kernel = kernel.expect("a job that reduces has a kernel");
+                    kernel.fold(&addresses, dst.ptr, len, Some(job.parts()));
+                }
+            }
+        }
         self.parts = addresses;
         true
     }

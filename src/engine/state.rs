@@ -209,8 +209,7 @@ impl Engine {
     /// If the span exceeds its buffer.
     #[inline]
     pub(super) fn memory(&mut self, job: &Job<'_>, span: Span) -> RawSlice {
-        let element = job.element_of(span.place);
-        let (at, len) = (span.at * element, span.len * element);
+        let (at, len) = (job.bytes(span.place, span.at), job.bytes(span.place, span.len));
         let whole = match span.place {
             BufferRef::Input => job.call.send,
             BufferRef::Output => job.call.recv.as_const(),

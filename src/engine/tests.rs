@@ -77,7 +77,7 @@ fn job_of(context: OpContext<'_>, call: Call, world: usize) -> Job<'_> {
     let Call { op, root, count, .. } = call;
     let problem = Problem { op, rank, world, root, count, sends: none, recvs: none, segment: 1, racks: Racks::ONE };
     let steps = steps(Algorithm::Direct, problem);
-    Job { context, call: Cow::Owned(call), steps, ranks: None, rank, world, kernel: None, narrowed: None }
+    Job { context, call: Cow::Owned(call), steps, ranks: None, rank, world, kernel: None, packing: None }
 }
 
 /// Rank 0 receives four bytes from rank 1.

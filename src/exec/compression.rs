@@ -1,9 +1,9 @@
-//! Which reductions exchange elements of 16 bits between hosts (`wire_dtype`).
+//! Which reductions exchange elements of fewer bits between hosts (`wire_dtype`).
 
 use super::core::{Core, choose};
 use crate::call::Call;
 use crate::config::SharedSettings;
-use crate::reduce::Kernel;
+use crate::reduce::Packing;
 use crate::schedule::Algorithm;
 use crate::schedule::select::{Choice, Layout};
 use crate::types::{DType, Op, ReduceOp};
@@ -12,31 +12,23 @@ use crate::types::{DType, Op, ReduceOp};
 /// may be a loss or a number of samples, which should stay exact.
 const LEAST: u64 = 16 << 10;
 
-/// How a reduction is compressed.
-#[derive(Clone, Copy)]
-pub(super) struct Compression {
-    /// The type of the elements of messages.
-    pub(super) dtype: DType,
-    /// Reduces elements of this type, accumulated in f32.
-    pub(super) kernel: Kernel,
-}
-
 /// What decides whether a collective is compressed: its operation, element type and reduction, and
 /// bytes as [`Call::bytes`] counts them.
 pub(crate) type What = (Op, DType, Option<ReduceOp>, u64);
 
-/// Returns how messages between hosts are compressed, if they are: sums and averages of f32.
+/// Returns how messages between hosts are packed, if they are: sums and averages of f32, and of f16 and
+/// bf16 in blocks of bytes.
 #[inline]
-fn compression(settings: &SharedSettings, layout: Layout, what: impl FnOnce() -> What) -> Option<Compression> {
-    let dtype = settings.wire_dtype.narrowed()?;
+pub(crate) fn compression(settings: &SharedSettings, layout: Layout, what: impl FnOnce() -> What) -> Option<Packing> {
+    let messages = settings.wire_dtype.packed()?;
     // Reproducible results do not depend on the layout, and so not on what a host rounds.
     if settings.reproducible || layout.hosts < 2 {
         return None;
     }
     let (op, of_buffers, redop, bytes) = what();
-    let redop = redop.filter(|redop| matches!(redop, ReduceOp::Sum | ReduceOp::Average))?;
-    let is_compressed = op.reduces() && of_buffers == DType::F32 && bytes >= LEAST;
-    is_compressed.then(|| Kernel::new(dtype, redop)).flatten().map(|kernel| Compression { dtype, kernel })
+    let is_compressed = op.reduces() && matches!(redop, Some(ReduceOp::Sum | ReduceOp::Average)) && bytes >= LEAST;
+    let packing = is_compressed.then(|| Packing::new(messages, of_buffers)).flatten()?;
+    Some(if settings.wire_seed == 0 { packing } else { packing.at_random(settings.wire_seed.into()) })
 }
 
 /// The form of a compressed call: exact inside each host, and direct between hosts, where elements are
@@ -49,10 +41,10 @@ fn form(layout: Layout) -> Choice {
 }
 
 impl Core {
-    /// Returns how messages between hosts are compressed in a call, which all ranks decide alike;
-    /// `None` if they are not.
+    /// Returns how messages between hosts are packed in a call, which all ranks decide alike; `None` if
+    /// they are not.
     #[inline]
-    pub(super) fn compression(&self, call: &Call) -> Option<Compression> {
+    pub(super) fn compression(&self, call: &Call) -> Option<Packing> {
         compression(&self.settings, self.layout, || (call.op, call.dtype, call.redop, call.bytes(self.layout.ranks)))
     }
 

@@ -5,14 +5,13 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::compression::Compression;
 use super::core::Core;
 use crate::buffer::RawSliceMut;
 use crate::call::Call;
 use crate::engine::{InFlight, Job, Now, Paused};
 use crate::error::{Error, Result};
 use crate::failure::{CommInfo, OpContext};
-use crate::reduce::normalise_bools;
+use crate::reduce::{Packing, normalise_bools};
 use crate::schedule::select::segment_bytes;
 use crate::schedule::{Algorithm, Blocks, Problem, Racks, Step, compressed, segment_of_compressed, steps};
 use crate::sys::Waiting;
@@ -96,7 +95,7 @@ impl Core {
         context: OpContext<'_>,
         call: &Call,
         algorithm: Algorithm,
-        compression: Option<Compression>,
+        compression: Option<Packing>,
     ) -> Result<()> {
         let problem = call.problem(self.fabric.rank(), self.layout.ranks);
         // SAFETY: passed on.
@@ -114,7 +113,7 @@ impl Core {
         call: &Call,
         ranks: &[Rank],
         algorithm: Algorithm,
-        compression: Option<Compression>,
+        compression: Option<Packing>,
     ) -> Result<()> {
         let own = self.fabric.rank();
         let rank = ranks.iter().position(|&rank| rank == own).expect("this rank is one of them");
@@ -145,7 +144,7 @@ impl Core {
         problem: Problem<'c>,
         ranks: Option<&'c [Rank]>,
         algorithm: Algorithm,
-        compression: Option<Compression>,
+        compression: Option<Packing>,
     ) -> Result<()> {
         let Problem { rank, world, .. } = problem;
         if world == 1 {
@@ -155,16 +154,16 @@ impl Core {
         // Schedules between hosts have one rank of each.
         let racks = if algorithm == Algorithm::TwoLevel { Racks::Listed(&starts) } else { Racks::ONE };
         let (steps, kernel): (Box<dyn Iterator<Item = Step>>, _) = match compression {
-            Some(Compression { kernel, .. }) => {
-                (Box::new(compressed(Problem { segment: segment_of_compressed(world), ..problem })), Some(kernel))
+            Some(_) => {
+                let segment = segment_of_compressed(world) / Packing::ALIGN * Packing::ALIGN;
+                (Box::new(compressed(Problem { segment, ..problem }, Packing::ALIGN)), None)
             }
             None => {
                 let segment = (segment_bytes(algorithm) / call.dtype.size()).max(1);
                 (steps(algorithm, Problem { segment, racks, ..problem }), call.kernel())
             }
         };
-        let narrowed = compression.map(|compression| compression.dtype);
-        let job = Job { context, call: Cow::Borrowed(call), steps, ranks, rank, world, kernel, narrowed };
+        let job = Job { context, call: Cow::Borrowed(call), steps, ranks, rank, world, kernel, packing: compression };
         // SAFETY: passed on.
         unsafe { self.engine()?.run(job) }
     }
@@ -289,7 +288,7 @@ fn job<'a>(call: Cow<'a, Call>, context: OpContext<'a>, rank: Rank, world: usize
     let none = Blocks::Even(0);
     let problem = Problem { op, rank, world, root, count, sends: none, recvs: none, segment: 1, racks: Racks::ONE };
     let steps = steps(Algorithm::Direct, problem);
-    Job { context, call, steps, ranks: None, rank, world, kernel: None, narrowed: None }
+    Job { context, call, steps, ranks: None, rank, world, kernel: None, packing: None }
 }
 
 /// Makes every byte of received bools 0 or 1.

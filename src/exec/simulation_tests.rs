@@ -262,7 +262,7 @@ impl Plan {
             ranks: None,
             rank,
             world,
-            narrowed: None,
+            packing: None,
         };
         // SAFETY: the buffers live as long as the run, and nothing else touches them.
         let stepped = unsafe { engine.begin_stepped([job]) };

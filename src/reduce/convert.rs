@@ -38,22 +38,22 @@ impl<I: Instructions, T: Lane<Sum = f32>> Chunk<I> for Widen<T> {
     }
 }
 
-/// See [`super::narrow`].
+/// See [`super::Packing::pack`].
 ///
 /// # Safety
 ///
-/// As for [`super::narrow`]; and the processor has the instructions `I`.
+/// As for [`super::Packing::pack`]; and the processor has the instructions `I`.
 #[inline(always)]
 pub(super) unsafe fn narrow_all<I: Instructions, T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize) {
     // SAFETY: passed on.
     unsafe { all::<I, Narrow<T>>(from.cast(), to.cast(), count) }
 }
 
-/// See [`super::widen`].
+/// See [`super::Packing::unpack`].
 ///
 /// # Safety
 ///
-/// As for [`super::widen`]; and the processor has the instructions `I`.
+/// As for [`super::Packing::unpack`]; and the processor has the instructions `I`.
 #[inline(always)]
 pub(super) unsafe fn widen_all<I: Instructions, T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize) {
     // SAFETY: passed on.

@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use super::arithmetic::{Combine, Number};
+use super::blocks::Code;
 use crate::float8::{f8e4m3, f8e5m2};
 
 /// Elements of a chunk. The accumulators of a chunk of the widest elements just fit the registers
@@ -21,7 +22,7 @@ pub(super) struct Finish {
 /// The signature of all kernels; [`super::Kernel::fold`] states the contract.
 pub(super) type Fold = unsafe fn(&[*const u8], *mut u8, usize, Finish);
 
-/// A loop that converts as many elements of one buffer into another; [`super::narrow`] states the
+/// A loop that converts as many elements of one buffer into another; [`super::Packing::pack`] states the
 /// contract.
 pub(super) type Convert = unsafe fn(*const u8, *mut u8, usize);
 
@@ -30,6 +31,14 @@ pub(super) type Convert = unsafe fn(*const u8, *mut u8, usize);
 pub(super) struct Converters {
     pub(super) narrow: Convert,
     pub(super) widen: Convert,
+}
+
+/// The loops between one type of buffers and blocks of bytes; [`super::Packing`] states the contracts.
+#[derive(Clone, Copy)]
+pub(super) struct BlockLoops {
+    pub(super) pack: unsafe fn(*const u8, *mut u8, usize, Option<u32>),
+    pub(super) unpack: Convert,
+    pub(super) fold: unsafe fn(&[*const u8], *mut u8, usize, usize, Option<u32>),
 }
 
 /// Bytes of a cache line.
@@ -42,6 +51,9 @@ pub(super) trait Instructions {
 
     /// Returns the conversions between f32 and `T`, compiled with these instructions.
     fn converters<T: Lane<Sum = f32>>() -> Converters;
+
+    /// Returns the loops between `T` and blocks of bytes, compiled with these instructions.
+    fn blocks<C: Code, T: Lane<Sum = f32>>() -> BlockLoops;
 
     fn widen_f16(chunk: &[f16; CHUNK]) -> [f32; CHUNK];
 

@@ -5,7 +5,8 @@ use std::sync::LazyLock;
 use half::{bf16, f16};
 
 use super::arithmetic::{Add, And, ExclusiveOr, Integer, Largest, Multiply, Or, Real, Smallest};
-use super::instructions::{Converters, Fold, Instructions, Lane};
+use super::blocks::Whole;
+use super::instructions::{BlockLoops, Converters, Fold, Instructions, Lane};
 use super::portable::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Avx2, Avx512};
@@ -66,6 +67,17 @@ impl Level {
             Level::Avx512 => converters::<Avx512>(half),
         }
     }
+
+    /// Returns the loops between buffers of floats and blocks of `codes`, which are i8 or f8e4m3.
+    pub(super) fn blocks(self, codes: DType, buffers: DType) -> BlockLoops {
+        match self {
+            Level::Portable => blocks::<Portable>(codes, buffers),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => blocks::<Avx2>(codes, buffers),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => blocks::<Avx512>(codes, buffers),
+        }
+    }
 }
 
 /// Names the instructions that this process reduces with, for `kolo doctor`.
@@ -103,6 +115,19 @@ fn converters<I: Instructions>(half: DType) -> Converters {
         DType::F16 => I::converters::<f16>(),
         DType::BF16 => I::converters::<bf16>(),
         other => unreachable!("f32 is not converted to {other}"),
+    }
+}
+
+/// Returns the loops between buffers of floats and blocks of i8 or f8e4m3.
+fn blocks<I: Instructions>(codes: DType, buffers: DType) -> BlockLoops {
+    match (codes, buffers) {
+        (DType::I8, DType::F32) => I::blocks::<Whole, f32>(),
+        (DType::I8, DType::F16) => I::blocks::<Whole, f16>(),
+        (DType::I8, DType::BF16) => I::blocks::<Whole, bf16>(),
+        (DType::F8E4M3, DType::F32) => I::blocks::<f8e4m3, f32>(),
+        (DType::F8E4M3, DType::F16) => I::blocks::<f8e4m3, f16>(),
+        (DType::F8E4M3, DType::BF16) => I::blocks::<f8e4m3, bf16>(),
+        _ => unreachable!("{buffers} is not packed as blocks of {codes}"),
     }
 }
 

@@ -1,13 +1,14 @@
 //! CPU reduction kernels: many buffers in, one out, in a single pass over memory.
 
 mod arithmetic;
+mod blocks;
 mod convert;
 mod copy;
 mod fold;
-mod halves;
 mod instructions;
 mod kernel;
 mod level;
+mod packing;
 mod portable;
 mod scale;
 #[cfg(feature = "cuda")]
@@ -18,9 +19,9 @@ mod tests;
 mod x86;
 
 pub(crate) use copy::{copy, copy_streaming, copy_up_to, normalise_bools};
-pub(crate) use halves::{narrow, widen};
 pub(crate) use kernel::Kernel;
 pub(crate) use level::instructions;
+pub(crate) use packing::Packing;
 pub(crate) use scale::{Scale, scale};
 #[cfg(feature = "cuda")]
 pub(crate) use scale_to::{scale_to, scales};

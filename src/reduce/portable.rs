@@ -4,9 +4,10 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::arithmetic::Combine;
+use super::blocks::{Code, fold_blocks, pack_blocks, unpack_blocks};
 use super::convert::{narrow_all, widen_all};
 use super::fold::fold;
-use super::instructions::{CHUNK, Converters, Fold, Instructions, Lane};
+use super::instructions::{BlockLoops, CHUNK, Converters, Fold, Instructions, Lane};
 
 /// The target's baseline instructions. On Arm they include the vectors of NEON.
 pub(super) struct Portable;
@@ -18,6 +19,10 @@ impl Instructions for Portable {
 
     fn converters<T: Lane<Sum = f32>>() -> Converters {
         Converters { narrow: narrow_all::<Portable, T>, widen: widen_all::<Portable, T> }
+    }
+
+    fn blocks<C: Code, T: Lane<Sum = f32>>() -> BlockLoops {
+        BlockLoops { pack: pack_blocks::<Portable, C, T>, unpack: unpack_blocks::<Portable, C, T>, fold: fold_blocks::<C> }
     }
 
     #[inline(always)]

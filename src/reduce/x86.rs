@@ -5,9 +5,10 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::arithmetic::Combine;
+use super::blocks::{Code, fold_blocks, pack_blocks, unpack_blocks};
 use super::convert::{narrow_all, widen_all};
 use super::fold::fold;
-use super::instructions::{CHUNK, Converters, Finish, Fold, Instructions, Lane};
+use super::instructions::{BlockLoops, CHUNK, Converters, Finish, Fold, Instructions, Lane};
 use super::portable::Portable;
 
 /// AVX2 with F16C, which all processors with AVX2 have.
@@ -53,6 +54,48 @@ unsafe fn widen_avx512<T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: 
     unsafe { widen_all::<Avx512, T>(from, to, count) }
 }
 
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn pack_avx2<C: Code, T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize, noise: Option<u32>) {
+    // SAFETY: as promised by the caller, which calls this only if the processor has the
+    // instructions.
+    unsafe { pack_blocks::<Avx2, C, T>(from, to, count, noise) }
+}
+
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn unpack_avx2<C: Code, T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize) {
+    // SAFETY: as promised by the caller, which calls this only if the processor has the
+    // instructions.
+    unsafe { unpack_blocks::<Avx2, C, T>(from, to, count) }
+}
+
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn fold_blocks_avx2<C: Code>(parts: &[*const u8], to: *mut u8, count: usize, divisor: usize, noise: Option<u32>) {
+    // SAFETY: as promised by the caller, which calls this only if the processor has the
+    // instructions.
+    unsafe { fold_blocks::<C>(parts, to, count, divisor, noise) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,f16c")]
+unsafe fn pack_avx512<C: Code, T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize, noise: Option<u32>) {
+    // SAFETY: as promised by the caller, which calls this only if the processor has the
+    // instructions.
+    unsafe { pack_blocks::<Avx512, C, T>(from, to, count, noise) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,f16c")]
+unsafe fn unpack_avx512<C: Code, T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize) {
+    // SAFETY: as promised by the caller, which calls this only if the processor has the
+    // instructions.
+    unsafe { unpack_blocks::<Avx512, C, T>(from, to, count) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,f16c")]
+unsafe fn fold_blocks_avx512<C: Code>(parts: &[*const u8], to: *mut u8, count: usize, divisor: usize, noise: Option<u32>) {
+    // SAFETY: as promised by the caller, which calls this only if the processor has the
+    // instructions.
+    unsafe { fold_blocks::<C>(parts, to, count, divisor, noise) }
+}
+
 impl Instructions for Avx2 {
     fn compiled<T: Lane, C: Combine<T::Sum>>() -> Fold {
         fold_avx2::<T, C>
@@ -60,6 +103,10 @@ impl Instructions for Avx2 {
 
     fn converters<T: Lane<Sum = f32>>() -> Converters {
         Converters { narrow: narrow_avx2::<T>, widen: widen_avx2::<T> }
+    }
+
+    fn blocks<C: Code, T: Lane<Sum = f32>>() -> BlockLoops {
+        BlockLoops { pack: pack_avx2::<C, T>, unpack: unpack_avx2::<C, T>, fold: fold_blocks_avx2::<C> }
     }
 
     #[inline(always)]
@@ -145,6 +192,10 @@ impl Instructions for Avx512 {
 
     fn converters<T: Lane<Sum = f32>>() -> Converters {
         Converters { narrow: narrow_avx512::<T>, widen: widen_avx512::<T> }
+    }
+
+    fn blocks<C: Code, T: Lane<Sum = f32>>() -> BlockLoops {
+        BlockLoops { pack: pack_avx512::<C, T>, unpack: unpack_avx512::<C, T>, fold: fold_blocks_avx512::<C> }
     }
 
     #[inline(always)]

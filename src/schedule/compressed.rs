@@ -1,4 +1,4 @@
-//! Reductions whose messages have elements of 16 bits, while the buffers are f32.
+//! Reductions whose messages have elements of fewer bits than the buffers.
 //!
 //! As in a direct exchange, each pair of ranks exchanges its parts, and the owner of a chunk folds
 //! all parts at once. So every contribution is rounded once, the sum is accumulated in f32 in the
@@ -28,9 +28,10 @@ pub(crate) fn segment_of_compressed(world: usize) -> usize {
     (SCRATCH / (2 * (2 * world - 1))).clamp(4 << 10, 512 << 10)
 }
 
-/// Returns the steps of `problem.rank`, for an operation that reduces.
-pub(crate) fn compressed(problem: Problem<'_>) -> impl Iterator<Item = Step> + '_ {
-    let exchange = Exchange::new(problem);
+/// Returns the steps of `problem.rank`, for an operation that reduces. In scratch, each run of elements
+/// begins at a multiple of `align`.
+pub(crate) fn compressed(problem: Problem<'_>, align: usize) -> impl Iterator<Item = Step> + '_ {
+    let exchange = Exchange::new(problem, align);
     let segments = exchange.longest.div_ceil(problem.segment.max(1));
     let first = (0..segments.min(1)).flat_map(move |number| exchange.scatter(number).chain(exchange.collect(number)));
     // A rank receives from each peer in the order in which the peer sends.
@@ -49,18 +50,19 @@ pub(crate) fn compressed(problem: Problem<'_>) -> impl Iterator<Item = Step> + '
 #[derive(Clone, Copy)]
 struct Exchange<'a> {
     p: Problem<'a>,
-    /// Elements of the longest chunk, and of the longest segment.
+    align: usize,
+    /// Elements of the longest chunk, and of scratch for a segment.
     longest: usize,
-    segment: usize,
+    room: usize,
 }
 
 impl<'a> Exchange<'a> {
-    fn new(p: Problem<'a>) -> Exchange<'a> {
+    fn new(p: Problem<'a>, align: usize) -> Exchange<'a> {
         let longest = match p.op {
             Op::ReduceScatter | Op::ReduceScatterV => p.sends.longest(p.world),
             _ => chunk(p.count, p.world, 0).len(),
         };
-        Exchange { p, longest, segment: p.segment.min(longest) }
+        Exchange { p, align, longest, room: p.segment.min(longest).next_multiple_of(align) }
     }
 
     /// The elements of the input that a rank owns.
@@ -81,7 +83,7 @@ impl<'a> Exchange<'a> {
 
     /// Where the set of scratch memory of a segment starts.
     fn set(&self, number: usize) -> usize {
-        number % 2 * (2 * self.p.world - 1) * self.segment
+        number % 2 * (2 * self.p.world - 1) * self.room
     }
 
     /// The index of a peer among the peers.
@@ -90,16 +92,16 @@ impl<'a> Exchange<'a> {
     }
 
     fn outgoing(&self, to: Rank, number: usize) -> Span {
-        let at = self.set(number) + self.index(to) * self.segment;
+        let at = self.set(number) + self.index(to) * self.room;
         BufferRef::Scratch.span(at..at + self.owned(to, number).len())
     }
 
     fn incoming(&self, number: usize) -> usize {
-        self.set(number) + (self.p.world - 1) * self.segment
+        self.set(number) + (self.p.world - 1) * self.room
     }
 
     fn result(&self, number: usize) -> Span {
-        let at = self.set(number) + 2 * (self.p.world - 1) * self.segment;
+        let at = self.set(number) + 2 * (self.p.world - 1) * self.room;
         BufferRef::Scratch.span(at..at + self.owned(self.p.rank, number).len())
     }
 
@@ -123,7 +125,7 @@ impl<'a> Exchange<'a> {
     fn collect(self, number: usize) -> impl Iterator<Item = Step> + use<'a> {
         let len = self.owned(self.p.rank, number).len();
         self.behind().map(move |from| {
-            let at = self.incoming(number) + self.index(from) * len;
+            let at = self.incoming(number) + self.index(from) * len.next_multiple_of(self.align);
             Step::Recv { from, dst: BufferRef::Scratch.span(at..at + len) }
         })
     }
@@ -132,7 +134,8 @@ impl<'a> Exchange<'a> {
     fn fold(self, number: usize) -> impl Iterator<Item = Step> + use<'a> {
         let own = self.result(number);
         let input = BufferRef::Input.span(self.owned(self.p.rank, number));
-        let fold = [Step::Convert { src: input, dst: own }, Step::Fold { own, parts: self.incoming(number), dst: own }];
+        let (parts, stride) = (self.incoming(number), own.len.next_multiple_of(self.align));
+        let fold = [Step::Convert { src: input, dst: own }, Step::Fold { own, parts, stride, dst: own }];
         let needs = move |to: &Rank| self.has_all(*to);
         fold.into_iter().chain(self.ahead().filter(needs).map(move |to| Step::Send { to, src: own }))
     }
@@ -151,7 +154,7 @@ impl<'a> Exchange<'a> {
         let has_all = self.has_all(self.p.rank);
         let others = self.behind().filter(move |_| has_all).flat_map(move |from| {
             let owned = self.owned(from, number);
-            let at = self.incoming(number) + self.index(from) * self.segment;
+            let at = self.incoming(number) + self.index(from) * self.room;
             let dst = BufferRef::Scratch.span(at..at + owned.len());
             [Step::Recv { from, dst }, Step::Convert { src: dst, dst: BufferRef::Output.span(owned) }]
         });

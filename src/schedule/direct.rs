@@ -26,7 +26,7 @@ pub(super) fn all_reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
     (0..longest.div_ceil(p.segment)).flat_map(move |number| {
         let mine = owned(p.rank, number);
         let scatter = exchange_parts(p, move |rank| BufferRef::Input.span(owned(rank, number)));
-        let fold = Step::Fold { own: BufferRef::Input.span(mine.clone()), parts: 0, dst: BufferRef::Output.span(mine.clone()) };
+        let fold = fold(BufferRef::Input.span(mine.clone()), BufferRef::Output.span(mine.clone()));
         let (src, result) = (BufferRef::Output.span(mine), move |rank| BufferRef::Output.span(owned(rank, number)));
         let gather = exchange(p, src.len, move |to| Step::Send { to, src }, move |from| Step::Recv { from, dst: result(from) });
         scatter.chain([fold]).chain(gather)
@@ -42,7 +42,7 @@ pub(super) fn reduce_scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
         let start = p.sends.range(p.rank).start;
         let dst = BufferRef::Output.span(mine.start - start..mine.end - start);
         let scatter = exchange_parts(p, move |rank| BufferRef::Input.span(owned(rank, number)));
-        scatter.chain([Step::Fold { own: BufferRef::Input.span(mine), parts: 0, dst }])
+        scatter.chain([fold(BufferRef::Input.span(mine), dst)])
     })
 }
 
@@ -51,6 +51,11 @@ pub(super) fn reduce_scatter(p: Problem<'_>) -> impl Iterator<Item = Step> {
 fn segment(range: Range<usize>, segment: usize, number: usize) -> Range<usize> {
     let at = (range.start + number * segment).min(range.end);
     at..(at + segment).min(range.end)
+}
+
+/// Folds this rank's part and those of the others, which lie one after the other in scratch.
+fn fold(own: Span, dst: Span) -> Step {
+    Step::Fold { own, parts: 0, stride: own.len, dst }
 }
 
 /// Every rank sends its whole input to the root, in segments, and the root folds them.
@@ -64,7 +69,7 @@ pub(super) fn reduce(p: Problem<'_>) -> impl Iterator<Item = Step> {
             let at = (from - usize::from(from > p.rank)) * input.len;
             Step::Recv { from, dst: BufferRef::Scratch.span(at..at + input.len) }
         });
-        let fold = is_root.then_some(Step::Fold { own: input, parts: 0, dst: BufferRef::Output.span(segment) });
+        let fold = is_root.then(|| fold(input, BufferRef::Output.span(segment)));
         send.into_iter().chain(receive).chain(fold)
     })
 }

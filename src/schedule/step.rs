@@ -44,12 +44,12 @@ pub(crate) enum Step {
     RecvReduceSend { from: Rank, own: Span, dst: Span, to: Rank, finish: bool },
     /// Copies, unless both are the same memory.
     Copy { src: Span, dst: Span },
-    /// Converts between a buffer and scratch. The engine's job says to which type: in its messages and
-    /// in scratch, elements have 16 bits.
+    /// Converts between a buffer and scratch. The engine's job says how elements are packed in its
+    /// messages and in scratch.
     Convert { src: Span, dst: Span },
     /// Stores in `dst` the reduction of `own` and the other ranks' parts, in the order of ranks.
-    /// The parts lie one after the other in scratch, from `parts` on. Always finishes.
-    Fold { own: Span, parts: usize, dst: Span },
+    /// The parts begin every `stride` elements in scratch, from `parts` on. Always finishes.
+    Fold { own: Span, parts: usize, stride: usize, dst: Span },
 }
 
 impl Step {
@@ -75,7 +75,7 @@ impl Step {
             Step::Recv { dst, .. } | Step::RecvSend { dst, .. } => end(dst),
             Step::RecvReduce { own, dst, .. } | Step::RecvReduceSend { own, dst, .. } => end(own).max(end(dst)),
             Step::Copy { src, dst } | Step::Convert { src, dst } => end(src).max(end(dst)),
-            Step::Fold { own, parts, dst } => end(own).max(end(dst)).max(parts + (world - 1) * own.len),
+            Step::Fold { own, parts, stride, dst } => end(own).max(end(dst)).max(parts + (world - 1) * stride),
         }
     }
 }

@@ -231,7 +231,7 @@ static void hooks(void) {
   float a[6] = {1, 2, 3, 4, 5, 6}, c = 1;
   double b[4] = {1, 2, 3, 4};
   OK(kolo_comm_split(comm, 0, my_rank, &own));
-  for (hook = KOLO_HOOK_AVERAGE; hook <= KOLO_HOOK_CUSTOM; hook++) {
+  for (hook = KOLO_HOOK_AVERAGE; hook <= KOLO_HOOK_ERROR_FEEDBACK; hook++) {
     float expected = hook == KOLO_HOOK_CUSTOM ? (float)world : 1;
     config.hook = hook;
     config.hook_rank = 2;

@@ -11,9 +11,10 @@ use crate::runner::{Test, all};
 pub(crate) const AT_ONCE: usize = 4;
 
 pub(crate) const TESTS: &[Test] = &[
-    ("two_hosts", || collectives("2", "2")),
-    ("four_hosts", || collectives("4", "2")),
-    ("three_hosts_with_one_two_and_three_ranks", || collectives("3", "1,2,3")),
+    ("two_hosts", || collectives("2", "2", "f32")),
+    ("four_hosts", || collectives("4", "2", "f32")),
+    ("three_hosts_with_one_two_and_three_ranks", || collectives("3", "1,2,3", "f32")),
+    ("messages_of_8_bits", || collectives("3", "1,2,1", "int8")),
     ("ipv6_only", ipv6_only),
     ("a_long_round_trip_with_losses", || long_round_trip("2", "1", "auto")),
     ("a_long_round_trip_with_losses_without_bbr", || long_round_trip("3", "1,2,1", "system")),
@@ -93,11 +94,12 @@ impl Drop for Bed {
 
 /// Each collective computes what it should, and moves few bytes between hosts: `link::rank` checks
 /// both.
-fn collectives(hosts: &str, each: &str) -> Outcome {
+fn collectives(hosts: &str, each: &str, wire: &str) -> Outcome {
     match Bed::new(hosts, &[]) {
         Ok(bed) => {
-            let said = bed.start(each, &[]);
-            assert_eq!(said.lines().filter(|line| line.contains("of the minimum")).count(), crate::link::COUNTED, "{said}");
+            let said = bed.start(each, &[("KOLO_WIRE_DTYPE", wire)]);
+            let counted = if wire == "f32" { crate::link::COUNTED } else { crate::link::PACKED.len() };
+            assert_eq!(said.lines().filter(|line| line.contains("of the minimum")).count(), counted, "{said}");
             Passed(format!("\n{}", said.trim_end()))
         }
         Err(why) => NotRun(why),

@@ -57,7 +57,7 @@ fn threads_may_share_public_types() {
     shared::<TensorMut<'_>>();
     shared::<(BufferSync, Joined, Uneven, Unused)>();
     shared::<(StepStatistics, BucketStatistics)>();
-    shared::<(Average, Compress, LocalSgd, PowerSgd)>();
+    shared::<(Average, Compress, ErrorFeedback, LocalSgd, PowerSgd)>();
     sent::<ReducerBuilder>();
 
     shared::<RawReducer>();

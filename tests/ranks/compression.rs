@@ -309,20 +309,10 @@ fn the_reducer_sends_16_bits_between_hosts() {
     assert!(bits.len() == 4 && bits.iter().all(|other| *other == bits[0]));
 }
 
-/// How far results are from the exact sums, relative to the root mean square of these.
-#[derive(Clone, Copy, Debug, Default)]
-struct Deviation {
-    rms: f64,
-    most: f64,
-}
-
-impl Deviation {
-    fn of(got: &[f32], exact: &[f64]) -> Deviation {
-        let scale = (exact.iter().map(|x| x * x).sum::<f64>() / exact.len() as f64).sqrt();
-        let errors = || got.iter().zip(exact).map(|(&got, exact)| (f64::from(got) - exact).abs() / scale);
-        let rms = (errors().map(|error| error * error).sum::<f64>() / exact.len() as f64).sqrt();
-        Deviation { rms, most: errors().fold(0.0, f64::max) }
-    }
+/// The root mean square of errors, relative to that of the exact sums.
+fn error_of(got: &[f32], exact: &[f64]) -> f64 {
+    let errors = got.iter().zip(exact).map(|(&got, exact)| (f64::from(got) - exact).powi(2)).sum::<f64>();
+    (errors / exact.iter().map(|x| x * x).sum::<f64>()).sqrt()
 }
 
 /// Numbers of the standard normal distribution (Box and Muller), which are a rank's.
@@ -341,7 +331,7 @@ fn deviation(
     exact: &[f64],
     options: impl Fn(Builder) -> Builder + Sync,
     reduce: impl Fn(&Communicator, Vec<f32>) -> Vec<f32> + Sync,
-) -> Deviation {
+) -> f64 {
     let found = Mutex::new(Vec::new());
     let hosts: Vec<usize> = (0..numbers.len()).collect();
     on_hosts(
@@ -350,7 +340,7 @@ fn deviation(
         |comm| {
             let got = reduce(&comm, numbers[comm.rank()].clone());
             if comm.rank() == 0 {
-                found.lock().unwrap().push(Deviation::of(&got, exact));
+                found.lock().unwrap().push(error_of(&got, exact));
             }
         },
     );
@@ -387,13 +377,9 @@ fn by_a_ring(wire: WireDType) -> impl Fn(&Communicator, Vec<f32>) -> Vec<f32> + 
     }
 }
 
-/// `cargo test --test ranks errors_are -- --nocapture` prints the table of docs/collectives.md: the
-/// largest errors on 2 to 16 hosts.
+/// Fewer roundings than by a ring of 16 bits, and more than in f32.
 #[test]
-fn errors_are_those_of_the_documentation() {
-    let documented = include_str!("../../docs/collectives.md");
-    let mut missing = Vec::new();
-    println!("| type | 16 bits between hosts | ring of 16 bits | f32 |\n|---|---|---|---|");
+fn errors_are_smaller_than_those_of_other_ways_to_send_16_bits() {
     let numbers: Vec<Vec<f32>> = (0..16).map(normal).collect();
     let worlds = [2, 4, 8, 16].map(|world| {
         let numbers = &numbers[..world];
@@ -402,28 +388,17 @@ fn errors_are_those_of_the_documentation() {
         (world, numbers, sums, exact)
     });
     for wire in HALVES {
-        let mut worst = [Deviation::default(); 3];
         for &(world, numbers, ref sums, exact) in &worlds {
             let compressed = deviation(numbers, sums, |builder| builder.wire_dtype(wire), sum);
             let reducer = deviation(numbers, sums, |builder| builder.wire_dtype(wire), by_the_reducer);
-            let ring = deviation(numbers, sums, |builder| builder.algorithm(Algorithm::Ring), by_a_ring(wire));
             // The unit of rounding.
             let unit = if wire == WireDType::F16 { 2f64.powi(-11) } else { 2f64.powi(-8) };
-            assert!(compressed.rms < unit && reducer.rms < unit, "{wire} on {world}: {compressed:?}, {reducer:?}");
-            assert!(exact.rms < 1e-6 && compressed.rms > 1e-5, "{wire} on {world}: {exact:?}, {compressed:?}");
+            assert!(compressed < unit && reducer < unit, "{wire} on {world}: {compressed:?}, {reducer:?}");
+            assert!(exact < 1e-6 && compressed > 1e-5, "{wire} on {world}: {exact:?}, {compressed:?}");
             if world > 2 {
-                assert!(compressed.rms < ring.rms, "{wire} on {world}: {compressed:?}, {ring:?}");
+                let ring = deviation(numbers, sums, |builder| builder.algorithm(Algorithm::Ring), by_a_ring(wire));
+                assert!(compressed < ring, "{wire} on {world}: {compressed:?}, {ring:?}");
             }
-            for (worst, of) in worst.iter_mut().zip([compressed, ring, exact]) {
-                *worst = Deviation { rms: worst.rms.max(of.rms), most: worst.most.max(of.most) };
-            }
-        }
-        let [compressed, ring, exact] = worst.map(|of| format!("{:.1e}, {:.1e}", of.rms, of.most));
-        let row = format!("| {wire} | {compressed} | {ring} | {exact} |");
-        println!("{row}");
-        if !documented.contains(&row) {
-            missing.push(row);
         }
     }
-    assert!(missing.is_empty(), "docs/collectives.md lacks these rows:\n{}", missing.join("\n"));
 }

@@ -10,6 +10,7 @@ mod collectives;
 mod compression;
 mod ddp;
 mod ddp_hooks;
+mod eight_bits;
 mod failures;
 mod join;
 mod mismatches;

@@ -69,7 +69,7 @@ pub(crate) struct Args {
     /// How ranks of a host learn that all have reached a phase
     #[arg(long, value_parser = named(FlagLayout::ALL, FlagLayout::name, none))]
     pub(super) flag_layout: Option<FlagLayout>,
-    /// Element type between hosts, in sums and averages of f32
+    /// Element type between hosts, in sums and averages of floats
     #[arg(long, value_parser = named(WireDType::ALL, WireDType::name, none))]
     pub(super) wire_dtype: Option<WireDType>,
     /// TCP connections of one link

@@ -12,7 +12,7 @@ use kolo::{ArgumentError, Communicator, Error, Op, ReduceOp, Registered, Result}
 use super::arguments::Args;
 use super::device::{OnDevice, Place};
 use super::operation::Operation;
-use super::pattern::{Pattern, STALE, is_right, reduced, rounding_of_messages, small};
+use super::pattern::{Pattern, STALE, Tolerance, is_right, reduced, small};
 
 /// A sample has as many calls as move this many bytes, within these limits. The fewest still
 /// outweigh the time in which the ranks leave the barrier.
@@ -287,7 +287,7 @@ pub(crate) fn count_wrong<T: Pattern>(
         return 0;
     }
     let start = own.start;
-    let of_messages = rounding_of_messages::<T>(comm, redop);
+    let tolerance = Tolerance::of::<T>(comm, redop);
     let wrong = own.filter(|&i| {
         let expected = match op {
             Operation::AllReduce | Operation::Reduce => sum(i),
@@ -299,7 +299,7 @@ pub(crate) fn count_wrong<T: Pattern>(
             Operation::SendRecv => from((rank + ranks - 1) % ranks, i),
             Operation::Barrier => 0.0,
         };
-        !is_right(got[i], expected, of_messages)
+        !is_right(got[i], expected, tolerance)
     });
     wrong.count() as u64
 }

@@ -94,22 +94,46 @@ pub(crate) fn reduced(redop: ReduceOp, place: usize, iteration: u32, ranks: usiz
     }
 }
 
-/// Returns the relative error of one rounding in a communicator's messages, if it compresses sums of
-/// these elements.
-pub(crate) fn rounding_of_messages<T: Pattern>(comm: &Communicator, redop: Option<ReduceOp>) -> f64 {
-    match comm.wire_dtype() {
-        _ if redop.is_none() || T::DTYPE != DType::F32 => 0.0,
-        WireDType::F16 => f16::ROUNDING,
-        WireDType::BF16 => bf16::ROUNDING,
-        _ => 0.0,
+/// Whether a communicator's messages between hosts have fewer bits than these elements, in large sums
+/// and averages.
+pub(crate) fn packs(comm: &Communicator, dtype: DType, redop: Option<ReduceOp>) -> bool {
+    matches!(redop, Some(ReduceOp::Sum | ReduceOp::Average))
+        && match comm.wire_dtype() {
+            WireDType::F32 => false,
+            WireDType::F16 | WireDType::BF16 => dtype == DType::F32,
+            _ => matches!(dtype, DType::F32 | DType::F16 | DType::BF16),
+        }
+}
+
+/// By how much an element may be off.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Tolerance {
+    /// As a part of the expected result.
+    relative: f64,
+    absolute: f64,
+}
+
+impl Tolerance {
+    /// Returns what the roundings of elements and messages allow.
+    pub(crate) fn of<T: Pattern>(comm: &Communicator, redop: Option<ReduceOp>) -> Tolerance {
+        let largest = redop.map_or(0.0, |redop| if redop == ReduceOp::Average { 3.0 } else { 3.0 * comm.world_size() as f64 });
+        // Two roundings in messages; those of all hosts add up to one of the sum.
+        let (of_messages, absolute) = match comm.wire_dtype() {
+            _ if !packs(comm, T::DTYPE, redop) => (0.0, 0.0),
+            WireDType::F16 => (f16::ROUNDING, 0.0),
+            WireDType::BF16 => (bf16::ROUNDING, 0.0),
+            WireDType::Int8 => (0.0, largest / 127.0),
+            // Of four significant bits, and near zero in steps of 1/512 of 1/448 of the largest.
+            _ => (1.0 / 15.0, largest / 448.0 / 512.0),
+        };
+        Tolerance { relative: 2.0 * T::ROUNDING.max(of_messages), absolute }
     }
 }
 
-/// Returns whether an element is right up to rounding, which is that of messages if it is coarser than
-/// that of elements. Sums of 8-bit integers wrap.
-pub(crate) fn is_right<T: Pattern>(got: T, expected: f64, of_messages: f64) -> bool {
+/// Returns whether an element is right up to rounding. Sums of 8-bit integers wrap.
+pub(crate) fn is_right<T: Pattern>(got: T, expected: f64, tolerance: Tolerance) -> bool {
     let expected = if T::ROUNDING == 0.0 { T::from_small(expected as u32).to_f64() } else { expected };
-    (got.to_f64() - expected).abs() <= 2.0 * T::ROUNDING.max(of_messages) * expected.abs()
+    (got.to_f64() - expected).abs() <= tolerance.relative * expected.abs() + tolerance.absolute
 }
 
 #[cfg(test)]
@@ -121,13 +145,15 @@ mod tests {
         for &redop in ReduceOp::ALL {
             for place in 0..40 {
                 let right = reduced(redop, place, 3, 5);
-                assert!(is_right(right, right, 0.0) && !is_right(right + 1.0, right, 0.0), "{redop}: {right}");
+                let exact = Tolerance::default();
+                assert!(is_right(right, right, exact) && !is_right(right + 1.0, right, exact), "{redop}: {right}");
+                let rounded = Tolerance { relative: 2.0 * f16::ROUNDING, absolute: 0.0 };
                 assert!(
-                    is_right(f16::from_f64(right), right, 0.0) && !is_right(f16::from_f64(right + 0.25), right, 0.0),
+                    is_right(f16::from_f64(right), right, rounded) && !is_right(f16::from_f64(right + 0.25), right, rounded),
                     "{redop}: {right}"
                 );
                 if redop != ReduceOp::Average {
-                    assert!(is_right(right as u8, right, 0.0) && !is_right(right as u8 + 1, right, 0.0), "{redop}: {right}");
+                    assert!(is_right(right as u8, right, exact) && !is_right(right as u8 + 1, right, exact), "{redop}: {right}");
                 }
             }
         }

@@ -1,11 +1,12 @@
 //! All figures and the machine that they were measured on: the content of `--json`.
 
-use kolo::{Communicator, DType, ReduceOp, WireDType};
+use kolo::Communicator;
 use serde::Serialize;
 
 use super::arguments::Args;
 use super::measure::{Figures, Measured, Plan};
 use super::operation::Operation;
+use super::pattern::packs;
 use crate::trace::dump::Devices;
 
 /// The figures of one run.
@@ -103,11 +104,9 @@ impl Report {
     }
 }
 
-/// Whether messages between hosts have elements of another type than the buffers, in large operations.
+/// Whether messages between hosts have fewer bits than the buffers' elements, in large operations.
 fn compresses(args: &Args, comm: &Communicator) -> bool {
-    let reduces = args.op.reduces() && matches!(args.redop, ReduceOp::Sum | ReduceOp::Average);
-    let applies = reduces && args.dtype == DType::F32 && comm.host_count() > 1;
-    applies && comm.wire_dtype() != WireDType::F32
+    args.op.reduces() && comm.host_count() > 1 && packs(comm, args.dtype, Some(args.redop))
 }
 
 impl Row {

@@ -188,6 +188,8 @@ pub(crate) enum Compression {
     F16,
     /// Half the bits, with the range of f32
     Bf16,
+    /// In the messages of KOLO_WIRE_DTYPE, whose rounding is fed back
+    ErrorFeedback,
     /// PowerSGD with matrices of rank 1. Checkpoints leave out its error feedback
     PowerSgd1,
     /// PowerSGD with matrices of rank 2

@@ -77,6 +77,7 @@ HOOK_BFLOAT16 = 2
 HOOK_POWER_SGD = 3
 HOOK_LOCAL_SGD = 4
 HOOK_CUSTOM = 5
+HOOK_ERROR_FEEDBACK = 6
 
 # The names of KOLO_CAUSE_, by number.
 CAUSES = (
@@ -186,6 +187,7 @@ class Config(Structure):
         ("join", c_int32),
         ("topology", c_char_p),
         ("rails", c_char_p),
+        ("wire_seed", c_uint32),
     )
 
 StoreSet = CFUNCTYPE(c_int32, c_void_p, c_char_p, c_void_p, c_size_t, c_uint64)
@@ -395,8 +397,9 @@ class Settings(TypedDict, total=False):
     """
 
     wire_dtype: str | os.PathLike[str]
-    """The type of the elements of messages between hosts, in sums and averages of 16 KiB of f32 or
-    more: ``f32``, ``bf16`` or ``f16``. All ranks use rank 0's value.
+    """How elements of messages between hosts are written, in sums and averages of 16 KiB or more:
+    ``f32`` as in the buffers, those of f32 as ``bf16`` or ``f16``, or those of f32, f16 and bf16
+    in 8 bits, as ``int8`` or ``f8e4m3``. All ranks use rank 0's value.
     """
 
     top_dir: str | os.PathLike[str]
@@ -432,6 +435,11 @@ class Settings(TypedDict, total=False):
     rails: str | os.PathLike[str]
     """The network interfaces over which links to other hosts are striped, as in ``eth0,eth1``. A
     link goes on if one of them fails.
+    """
+
+    wire_seed: int
+    """The seed with which messages of 8 bits are rounded at random. None: to the nearest. All
+    ranks use rank 0's value.
     """
 
 

@@ -17,8 +17,8 @@ from ._errors import ArgumentError
 _FIELDS: dict[str, tuple[str, Any]] = {
     field[0].removesuffix("_ms"): (field[0], field[1]) for field in _abi.Config._fields_ if field[0] not in ("size", "version")
 }
-# The limits of numbers, where they are lower than those of the type.
-_RANGES = {"sockets": (1, 64)}
+# The limits of numbers, where they are not 1 and the most of the type.
+_RANGES = {"sockets": (1, 64), "wire_seed": (0, 2**32 - 1)}
 
 
 def milliseconds(given: float | timedelta, name: str, least: int = 1) -> int:

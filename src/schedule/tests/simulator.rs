@@ -329,11 +329,11 @@ impl Simulated<'_> {
                 let src = self.address(src);
                 return Ok(self.local(dst, |memory, i| memory[src + i]));
             }
-            Step::Fold { own, parts, dst } => {
+            Step::Fold { own, parts, stride, dst } => {
                 let parts = self.address(BufferRef::Scratch.span(parts..parts));
                 let (own_at, others) = (self.address(own), self.world - 1);
                 return Ok(self.local(dst, |memory, i| {
-                    let parts = (0..others).map(|k| memory[parts + k * own.len + i]);
+                    let parts = (0..others).map(|k| memory[parts + k * stride + i]);
                     parts.fold(memory[own_at + i], u64::wrapping_add).wrapping_mul(FINISH)
                 }));
             }

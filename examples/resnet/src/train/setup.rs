@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kolo::ddp::{Compress, Parameter, PowerSgd, Reducer};
+use kolo::ddp::{Compress, ErrorFeedback, Parameter, PowerSgd, Reducer};
 use kolo::{Communicator, DType};
 
 use super::agree::{agree, images, options};
@@ -302,6 +302,7 @@ pub(super) fn reducer<E: Engine>(args: &TrainArgs, comm: &Communicator, model: &
         Compression::None => builder,
         Compression::F16 => builder.hook(Compress::f16()),
         Compression::Bf16 => builder.hook(Compress::bf16()),
+        Compression::ErrorFeedback => builder.hook(ErrorFeedback::new()),
         Compression::PowerSgd1 => builder.hook(PowerSgd::new(1)),
         Compression::PowerSgd2 => builder.hook(PowerSgd::new(2)),
         Compression::PowerSgd4 => builder.hook(PowerSgd::new(4)),
