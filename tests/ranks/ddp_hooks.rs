@@ -1,6 +1,7 @@
 //! The hooks of the reducer on ranks that are threads: compression, its errors and their bounds,
 //! and local SGD.
 
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use crate::common::gradients::{floats, on_ranks, typed};
@@ -239,7 +240,7 @@ fn a_hook_in_a_box_is_that_hook() {
 #[test]
 fn local_sgd_averages_parameters_now_and_then() {
     on_ranks(2, |comm| {
-        let averager = LocalSgd::new(3).warm_up(2);
+        let mut averager = LocalSgd::new(3).warm_up(2);
         let mut reducer = Reducer::builder().parameters(floats(&[4])).hook(averager.hook()).build(comm).unwrap();
         let mut weight = vec![0.0f32; 4];
         let mut averaged = Vec::new();
@@ -256,12 +257,76 @@ fn local_sgd_averages_parameters_now_and_then() {
     });
 }
 
+/// Outer steps are those of PyTorch's SGD with Nesterov momentum on the averaged difference. A newcomer
+/// that has none of it gets what rank 0 keeps.
+#[test]
+fn the_outer_optimiser_of_local_sgd_steps_by_the_averaged_difference() {
+    let bits = Mutex::new(Vec::new());
+    on_ranks(3, |comm| {
+        let (rate, momentum) = (0.7f32, 0.9f32);
+        let mut local = LocalSgd::new(2).warm_up(1).outer(rate, momentum);
+        let mut reducer = Reducer::builder().parameters(floats(&[300, 2])).hook(local.hook()).build(comm).unwrap();
+        let mut weights = [vec![comm.rank() as f32; 300], vec![7.0; 2]];
+        let early = local.after_step(&mut reducer, &mut weights.each_mut().map(TensorMut::from)).unwrap_err();
+        assert!(early.to_string().contains("call start first"), "{early}");
+        local.start(&mut reducer, &mut weights.each_mut().map(TensorMut::from)).unwrap();
+        assert_eq!(weights[0], vec![0.0; 300]);
+        let (mut last, mut velocity) = ([0.0f32, 7.0], [0f32; 2]);
+        for at in 1..=9 {
+            if at == 6 {
+                // Of another run, as a newcomer's, with the steps of the reducer.
+                let fresh = LocalSgd::new(2).warm_up(1).outer(rate, momentum);
+                if comm.rank() == 2 {
+                    local = fresh;
+                }
+                local.start(&mut reducer, &mut weights.each_mut().map(TensorMut::from)).unwrap();
+            }
+            let step = reducer.begin().unwrap();
+            let own = (comm.rank() + at) as f32;
+            step.put(0, &[own; 300]).unwrap();
+            step.put(1, &[-own; 2]).unwrap();
+            step.finish().unwrap();
+            for (index, weight) in weights.iter_mut().enumerate() {
+                weight.iter_mut().zip(reducer.gradient::<f32>(index).unwrap()).for_each(|(value, gradient)| *value += gradient);
+            }
+            let is_time = local.after_step(&mut reducer, &mut weights.each_mut().map(TensorMut::from)).unwrap();
+            assert_eq!(is_time, at > 1 && at % 2 == 1);
+            if at == 1 {
+                // The averaged gradient, 2 and -2.
+                last = [2.0, 5.0];
+            }
+            if is_time {
+                // Both steps since then: (at - 1 + at) and twice the rank, which is 1 on average.
+                let moved = (2 * at + 1) as f32;
+                for (index, sign) in [(0, 1.0f32), (1, -1.0)] {
+                    let gradient = -sign * moved;
+                    velocity[index] = momentum * velocity[index] + gradient;
+                    last[index] -= rate * (gradient + momentum * velocity[index]);
+                    for got in &weights[index] {
+                        assert!((got - last[index]).abs() < 1e-3, "{got} and not {} after {at}", last[index]);
+                    }
+                }
+            }
+        }
+        bits.lock().unwrap().push(weights.map(|weight| weight.iter().map(|x| x.to_bits()).collect::<Vec<u32>>()));
+    });
+    let bits = bits.into_inner().unwrap();
+    assert!(bits.iter().all(|other| *other == bits[0]));
+    // Of a type or in memory that it does not support.
+    on_ranks(1, |comm| {
+        let mut local = LocalSgd::new(2).outer(1.0, 0.0);
+        let mut reducer = Reducer::builder().parameters([Parameter::new("w", [4], DType::F64)]).build(comm).unwrap();
+        let refused = local.start(&mut reducer, &mut [TensorMut::from(&mut [0f64; 4])]).unwrap_err();
+        assert!(refused.to_string().contains("f64"), "{refused}");
+    });
+}
+
 /// Gradients that are not averaged are not divided either, and ranks that have joined count the
 /// steps.
 #[test]
 fn local_sgd_leaves_gradients_alone_when_ranks_have_joined() {
     on_ranks(4, |comm| {
-        let averager = LocalSgd::new(2).warm_up(1);
+        let mut averager = LocalSgd::new(2).warm_up(1);
         let builder = Reducer::builder().parameters(floats(&[4])).hook(averager.hook());
         let mut reducer = builder.uneven(Uneven::ByRanksWithInput).build(comm).unwrap();
         let own = 8.0 + comm.rank() as f32;
