@@ -249,6 +249,7 @@ static void hooks(void) {
     }
     OK(kolo_reducer_destroy(reducer));
   }
+  config.hook = KOLO_HOOK_CUSTOM;
   config.hook_function = fail;
   reducer = make(&config);
   OK(kolo_reducer_begin(reducer));
