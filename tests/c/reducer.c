@@ -313,8 +313,8 @@ static void misuse(void) {
   config.device = -1;
   REFUSED(KOLO_ERR_ARGUMENT, "config->device is -1", kolo_reducer_create(&reducer, parameters, 3, NULL, 0, &config, comm));
   config.device = 0;
-  config.hook = 6;
-  REFUSED(KOLO_ERR_ARGUMENT, "config->hook is 6", kolo_reducer_create(&reducer, parameters, 3, NULL, 0, &config, comm));
+  config.hook = 7;
+  REFUSED(KOLO_ERR_ARGUMENT, "config->hook is 7", kolo_reducer_create(&reducer, parameters, 3, NULL, 0, &config, comm));
   config.hook = KOLO_HOOK_CUSTOM;
   REFUSED(KOLO_ERR_ARGUMENT, "hook_function is null", kolo_reducer_create(&reducer, parameters, 3, NULL, 0, &config, comm));
   config.size = 8;
