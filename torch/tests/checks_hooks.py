@@ -1,5 +1,6 @@
 """Callbacks of futures that call collectives and wait, and each communication hook of PyTorch's DDP."""
 
+import copy
 import datetime
 import os
 import threading
@@ -29,6 +30,13 @@ DEVICE = "KOLO_TEST_DEVICE"
 def device():
     name = os.environ.get(DEVICE, "cpu")
     return torch.device(name, dist.get_rank() % torch.cuda.device_count()) if name == "cuda" else torch.device(name)
+
+
+def gather_of(tensor, group):
+    """The tensors of all ranks."""
+    gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, tensor.contiguous(), group=group)
+    return gathered
 
 
 def ones(count, value=1.0):
@@ -324,6 +332,55 @@ def hook_post_local_sgd(group):
         return lambda step: averager.average_parameters(wrapped.parameters())
 
     compare(group, wrap)
+
+
+@check
+def diloco_makes_outer_steps(group):
+    """As computed by the formula of SGD with Nesterov momentum; a newcomer gets parameters, momentum and
+    the place between two outer steps.
+    """
+    from torch_kolo.diloco import DiLoCo
+
+    rank, world = of(group)
+    lr, momentum, every = 0.7, 0.9, 3
+    torch.manual_seed(rank)
+    module = model().to(device())
+    diloco = DiLoCo(module.parameters(), every, lr, momentum, group)
+    inner = torch.optim.SGD(module.parameters(), lr=0.01)
+    last = [parameter.detach().clone() for parameter in module.parameters()]
+    assert all(torch.equal(tensor, last[0]) for tensor in gather_of(last[0], group))
+    velocity = [torch.zeros_like(tensor) for tensor in last]
+    for step in range(1, 11):
+        if step == 7:
+            # After an outer step, the last rank is a newcomer, with another model.
+            if rank == world - 1:
+                for parameter in module.parameters():
+                    torch.nn.init.ones_(parameter)
+                for tensor in diloco.last:
+                    torch.nn.init.zeros_(tensor)
+                diloco.steps = 2
+                diloco.optimizer.state.clear()
+            if rank == 0:
+                saved = copy.deepcopy(diloco.state_dict())
+                for tensor in diloco.last:
+                    torch.nn.init.zeros_(tensor)
+                diloco.optimizer.state.clear()
+                diloco.load_state_dict(saved)
+            diloco.start()
+        torch.manual_seed(1000 * step + rank)
+        inner.zero_grad()
+        module(torch.randn(8, 20).to(device())).square().mean().backward()
+        inner.step()
+        own = [parameter.detach().clone() for parameter in module.parameters()]
+        made = diloco.after_step()
+        assert made == (step % every == 0), step
+        if made:
+            for index, tensor in enumerate(own):
+                average = sum(gather_of(last[index] - tensor, group)) / world
+                velocity[index] = momentum * velocity[index] + average
+                last[index] = last[index] - lr * (average + momentum * velocity[index])
+            for parameter, expected in zip(module.parameters(), last, strict=True):
+                torch.testing.assert_close(parameter.detach(), expected, rtol=1e-4, atol=1e-5)
 
 
 @check
