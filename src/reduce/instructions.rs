@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::arithmetic::{Combine, Number};
-use super::blocks::Code;
+use super::code::Code;
 use crate::float8::{f8e4m3, f8e5m2};
 
 /// Elements of a chunk. The accumulators of a chunk of the widest elements just fit the registers

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use half::{bf16, f16};
 
 use super::arithmetic::{Add, And, ExclusiveOr, Integer, Largest, Multiply, Or, Real, Smallest};
-use super::blocks::Whole;
+use super::code::Whole;
 use super::instructions::{BlockLoops, Converters, Fold, Instructions, Lane};
 use super::portable::Portable;
 #[cfg(target_arch = "x86_64")]

@@ -2,6 +2,7 @@
 
 mod arithmetic;
 mod blocks;
+mod code;
 mod convert;
 mod copy;
 mod fold;

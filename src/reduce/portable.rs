@@ -4,7 +4,8 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::arithmetic::Combine;
-use super::blocks::{Code, fold_blocks, pack_blocks, unpack_blocks};
+use super::blocks::{fold_blocks, pack_blocks, unpack_blocks};
+use super::code::Code;
 use super::convert::{narrow_all, widen_all};
 use super::fold::fold;
 use super::instructions::{BlockLoops, CHUNK, Converters, Fold, Instructions, Lane};

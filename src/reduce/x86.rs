@@ -5,7 +5,8 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::arithmetic::Combine;
-use super::blocks::{Code, fold_blocks, pack_blocks, unpack_blocks};
+use super::blocks::{fold_blocks, pack_blocks, unpack_blocks};
+use super::code::Code;
 use super::convert::{narrow_all, widen_all};
 use super::fold::fold;
 use super::instructions::{BlockLoops, CHUNK, Converters, Finish, Fold, Instructions, Lane};
