@@ -27,9 +27,9 @@ pub struct ErrorFeedback {
     left_out: HashMap<usize, Vec<f32>>,
     /// A bucket.
     sums: Option<Registered<f32>>,
-    /// Messages to all hosts, and of all.
-    sent: Vec<u8>,
-    received: Vec<u8>,
+    /// Messages to all hosts, and of all: in words, to which a packing is aligned.
+    sent: Vec<u16>,
+    received: Vec<u16>,
     /// The numbers of one message.
     part: Vec<f32>,
 }
@@ -77,22 +77,21 @@ impl ErrorFeedback {
         let (hosts, me, count) = (between.world_size(), between.rank(), sums.len());
         let longest = count.div_ceil(hosts).next_multiple_of(Packing::ALIGN);
         let part = |host: usize| (host * longest).min(count)..((host + 1) * longest).min(count);
-        // Numbers of a message may need words.
-        let message = packing.bytes(longest).next_multiple_of(size_of::<u64>());
+        let message = packing.bytes(longest).div_ceil(size_of::<u16>());
         let (step, index) = (bucket.step(), bucket.index() as u64);
         let run = |of: usize| mix(mix(step, index), mix(me as u64, of as u64));
-        for bytes in [&mut self.sent, &mut self.received] {
-            bytes.clear();
-            bytes.resize(hosts * message, 0);
+        for words in [&mut self.sent, &mut self.received] {
+            words.clear();
+            words.resize(hosts * message, 0);
         }
         self.part.resize(longest, 0.0);
 
         self.add_left_out(bucket, sums);
         for host in 0..hosts {
-            let (range, bytes) = (part(host), &mut self.sent[host * message..(host + 1) * message]);
+            let (range, words) = (part(host), &mut self.sent[host * message..(host + 1) * message]);
             let rest = &mut self.part[..range.len()];
-            pack(packing, &sums[range.clone()], bytes, run(host));
-            unpack(packing, bytes, rest);
+            pack(packing, &sums[range.clone()], words, run(host));
+            unpack(packing, words, rest);
             rest.iter_mut().zip(&sums[range.clone()]).for_each(|(sent, sum)| *sent = sum - *sent);
             keep(&mut self.left_out, bucket, range, rest);
         }
@@ -101,8 +100,8 @@ impl ErrorFeedback {
         let own = part(me);
         let (own_sums, numbers) = (&mut sums[own.clone()], &mut self.part[..own.len()]);
         own_sums.fill(0.0);
-        for bytes in self.received.chunks(message) {
-            unpack(packing, bytes, numbers);
+        for words in self.received.chunks(message) {
+            unpack(packing, words, numbers);
             own_sums.iter_mut().zip(&*numbers).for_each(|(sum, number)| *sum += number);
         }
         let result = &mut self.sent[..message];
@@ -111,8 +110,8 @@ impl ErrorFeedback {
         numbers.iter_mut().zip(&*own_sums).for_each(|(sent, sum)| *sent = sum - *sent);
         keep(&mut self.left_out, bucket, own, numbers);
         between.all_gather(result, &mut self.received)?;
-        for (host, bytes) in self.received.chunks(message).enumerate() {
-            unpack(packing, bytes, &mut sums[part(host)]);
+        for (host, words) in self.received.chunks(message).enumerate() {
+            unpack(packing, words, &mut sums[part(host)]);
         }
         Ok(())
     }
@@ -142,21 +141,21 @@ fn keep(left_out: &mut HashMap<usize, Vec<f32>>, bucket: &Bucket<'_>, range: Ran
 /// # Panics
 ///
 /// If the message is too short for the numbers.
-fn pack(packing: Packing, numbers: &[f32], message: &mut [u8], run: u64) {
-    assert!(packing.bytes(numbers.len()) <= message.len() && message.as_ptr().cast::<u16>().is_aligned());
+fn pack(packing: Packing, numbers: &[f32], message: &mut [u16], run: u64) {
+    assert!(packing.bytes(numbers.len()) <= size_of_val(message));
     // SAFETY: the message is long enough, aligned to 2, and borrowed mutably, so it is apart from the
     // numbers, which are f32, as the packing's buffers are.
-    unsafe { packing.pack(numbers.as_ptr().cast(), message.as_mut_ptr(), numbers.len(), run) }
+    unsafe { packing.pack(numbers.as_ptr().cast(), message.as_mut_ptr().cast(), numbers.len(), run) }
 }
 
 /// # Panics
 ///
-/// As [`pack`].
-fn unpack(packing: Packing, message: &[u8], numbers: &mut [f32]) {
-    assert!(packing.bytes(numbers.len()) <= message.len() && message.as_ptr().cast::<u16>().is_aligned());
+/// If the message is too short for the numbers.
+fn unpack(packing: Packing, message: &[u16], numbers: &mut [f32]) {
+    assert!(packing.bytes(numbers.len()) <= size_of_val(message));
     // SAFETY: the message is long enough and aligned to 2, and the numbers are borrowed mutably, so they
     // are apart from it; they are f32, as the packing's buffers are.
-    unsafe { packing.unpack(message.as_ptr(), numbers.as_mut_ptr().cast(), numbers.len()) }
+    unsafe { packing.unpack(message.as_ptr().cast(), numbers.as_mut_ptr().cast(), numbers.len()) }
 }
 
 impl Hook for ErrorFeedback {

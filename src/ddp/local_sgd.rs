@@ -139,8 +139,7 @@ impl LocalSgd {
     /// # Errors
     ///
     /// Those of [`Reducer::average_parameters`]; with an outer optimiser, [`ReducerError::Moment`] before
-    /// [`LocalSgd::start`]. If the average fails, parameters are what [`Reducer::average_parameters`]
-    /// leaves; those of the last outer step are kept for [`LocalSgd::start`].
+    /// [`LocalSgd::start`]. If the average fails then, the parameters are those of the last outer step.
     pub fn after_step(&mut self, reducer: &mut Reducer, parameters: &mut [TensorMut<'_>]) -> Result<bool> {
         let steps = reducer.core.between("after_step")?.steps;
         let is_time = steps > self.warm_up && (steps - self.warm_up).is_multiple_of(self.every);

@@ -18,96 +18,64 @@ pub(super) struct Avx2;
 /// AVX-512 with words and short vectors (F, BW, VL), as in all server processors that have AVX-512.
 pub(super) struct Avx512;
 
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn fold_avx2<T: Lane, C: Combine<T::Sum>>(parts: &[*const u8], dst: *mut u8, count: usize, finish: Finish) {
-    // SAFETY: as promised by the caller, which calls this only if the processor has the
-    // instructions.
-    unsafe { fold::<Avx2, T, C>(parts, dst, count, finish) }
+/// Compiles the loops with a set of instructions. A caller of one promises what the loop asks, and that
+/// the processor has the instructions.
+macro_rules! compile {
+    ($level:ident, $features:literal) => {
+        impl $level {
+            #[target_feature(enable = $features)]
+            unsafe fn fold<T: Lane, C: Combine<T::Sum>>(parts: &[*const u8], dst: *mut u8, count: usize, finish: Finish) {
+                // SAFETY: as promised by the caller, for the loop and the instructions.
+                unsafe { fold::<$level, T, C>(parts, dst, count, finish) }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn narrow<T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize) {
+                // SAFETY: as promised by the caller, for the loop and the instructions.
+                unsafe { narrow_all::<$level, T>(from, to, count) }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn widen<T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize) {
+                // SAFETY: as promised by the caller, for the loop and the instructions.
+                unsafe { widen_all::<$level, T>(from, to, count) }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn pack<C: Code, T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize, noise: Option<u32>) {
+                // SAFETY: as promised by the caller, for the loop and the instructions.
+                unsafe { pack_blocks::<$level, C, T>(from, to, count, noise) }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn unpack<C: Code, T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize) {
+                // SAFETY: as promised by the caller, for the loop and the instructions.
+                unsafe { unpack_blocks::<$level, C, T>(from, to, count) }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn fold_packed<C: Code>(parts: &[*const u8], to: *mut u8, count: usize, divisor: usize, noise: Option<u32>) {
+                // SAFETY: as promised by the caller, for the loop and the instructions.
+                unsafe { fold_blocks::<C>(parts, to, count, divisor, noise) }
+            }
+        }
+    };
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,f16c")]
-unsafe fn fold_avx512<T: Lane, C: Combine<T::Sum>>(parts: &[*const u8], dst: *mut u8, count: usize, finish: Finish) {
-    // SAFETY: as above.
-    unsafe { fold::<Avx512, T, C>(parts, dst, count, finish) }
-}
-
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn narrow_avx2<T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: as above.
-    unsafe { narrow_all::<Avx2, T>(from, to, count) }
-}
-
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn widen_avx2<T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: as above.
-    unsafe { widen_all::<Avx2, T>(from, to, count) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,f16c")]
-unsafe fn narrow_avx512<T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: as above.
-    unsafe { narrow_all::<Avx512, T>(from, to, count) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,f16c")]
-unsafe fn widen_avx512<T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: as above.
-    unsafe { widen_all::<Avx512, T>(from, to, count) }
-}
-
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn pack_avx2<C: Code, T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize, noise: Option<u32>) {
-    // SAFETY: as promised by the caller, which calls this only if the processor has the
-    // instructions.
-    unsafe { pack_blocks::<Avx2, C, T>(from, to, count, noise) }
-}
-
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn unpack_avx2<C: Code, T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: as promised by the caller, which calls this only if the processor has the
-    // instructions.
-    unsafe { unpack_blocks::<Avx2, C, T>(from, to, count) }
-}
-
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn fold_blocks_avx2<C: Code>(parts: &[*const u8], to: *mut u8, count: usize, divisor: usize, noise: Option<u32>) {
-    // SAFETY: as promised by the caller, which calls this only if the processor has the
-    // instructions.
-    unsafe { fold_blocks::<C>(parts, to, count, divisor, noise) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,f16c")]
-unsafe fn pack_avx512<C: Code, T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize, noise: Option<u32>) {
-    // SAFETY: as promised by the caller, which calls this only if the processor has the
-    // instructions.
-    unsafe { pack_blocks::<Avx512, C, T>(from, to, count, noise) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,f16c")]
-unsafe fn unpack_avx512<C: Code, T: Lane<Sum = f32>>(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: as promised by the caller, which calls this only if the processor has the
-    // instructions.
-    unsafe { unpack_blocks::<Avx512, C, T>(from, to, count) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,f16c")]
-unsafe fn fold_blocks_avx512<C: Code>(parts: &[*const u8], to: *mut u8, count: usize, divisor: usize, noise: Option<u32>) {
-    // SAFETY: as promised by the caller, which calls this only if the processor has the
-    // instructions.
-    unsafe { fold_blocks::<C>(parts, to, count, divisor, noise) }
-}
+compile!(Avx2, "avx2,f16c");
+compile!(Avx512, "avx512f,avx512bw,avx512vl,avx2,f16c");
 
 impl Instructions for Avx2 {
     fn compiled<T: Lane, C: Combine<T::Sum>>() -> Fold {
-        fold_avx2::<T, C>
+        Avx2::fold::<T, C>
     }
 
     fn converters<T: Lane<Sum = f32>>() -> Converters {
-        Converters { narrow: narrow_avx2::<T>, widen: widen_avx2::<T> }
+        Converters { narrow: Avx2::narrow::<T>, widen: Avx2::widen::<T> }
     }
 
     fn blocks<C: Code, T: Lane<Sum = f32>>() -> BlockLoops {
-        BlockLoops { pack: pack_avx2::<C, T>, unpack: unpack_avx2::<C, T>, fold: fold_blocks_avx2::<C> }
+        BlockLoops { pack: Avx2::pack::<C, T>, unpack: Avx2::unpack::<C, T>, fold: Avx2::fold_packed::<C> }
     }
 
     #[inline(always)]
@@ -188,15 +156,15 @@ impl Instructions for Avx2 {
 
 impl Instructions for Avx512 {
     fn compiled<T: Lane, C: Combine<T::Sum>>() -> Fold {
-        fold_avx512::<T, C>
+        Avx512::fold::<T, C>
     }
 
     fn converters<T: Lane<Sum = f32>>() -> Converters {
-        Converters { narrow: narrow_avx512::<T>, widen: widen_avx512::<T> }
+        Converters { narrow: Avx512::narrow::<T>, widen: Avx512::widen::<T> }
     }
 
     fn blocks<C: Code, T: Lane<Sum = f32>>() -> BlockLoops {
-        BlockLoops { pack: pack_avx512::<C, T>, unpack: unpack_avx512::<C, T>, fold: fold_blocks_avx512::<C> }
+        BlockLoops { pack: Avx512::pack::<C, T>, unpack: Avx512::unpack::<C, T>, fold: Avx512::fold_packed::<C> }
     }
 
     #[inline(always)]
