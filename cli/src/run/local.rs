@@ -52,10 +52,8 @@ impl LocalRanks {
         prepare(command);
         let (rank_of_errors, runs) = io::pipe()?;
         let rank_of_output = rank_of_errors.try_clone()?;
-        let mut child = command.spawn()?;
-        let process = Process::new(&child);
-        self.guard.add(process.pid());
-        self.processes.push(Some(process));
+        let mut child = self.guard.spawn(command)?;
+        self.processes.push(Some(Process::new(&child)));
         let unread = Some(unread.clone());
         if let Some(pipe) = child.stdout.take() {
             forward(RankOutput { pipe, rank: rank_of_output, unread: unread.clone() }, rank, sink(false));

@@ -14,8 +14,8 @@ use std::process::{Child, ExitStatus};
 
 pub(super) use platform::{OUTPUT_PATIENCE, RankOutput};
 pub(crate) use platform::{
-    Signal, Tie, become_independent, decode_status, describe, encode_status, exit, exit_code, ignore_signals,
-    make_private_folder, prepare, send, was_killed, watch_signals,
+    Signal, Tie, announce, become_independent, decode_status, describe, encode_status, exit, exit_code, ignore_signals,
+    make_private_folder, prepare, send, spawn_reader, was_killed, watch_signals,
 };
 
 /// What the launcher waits for.

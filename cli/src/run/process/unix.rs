@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::io::{self, PipeReader, Read};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::process::{Child, ChildStdin, Command, ExitCode, ExitStatus};
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
@@ -96,6 +97,42 @@ pub(crate) fn prepare(command: &mut Command) {
     unsafe {
         command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Number::KILL))?));
     }
+}
+
+/// Starts a process, and returns a pipe to its standard input.
+pub(crate) fn spawn_reader(command: &mut Command) -> io::Result<ChildStdin> {
+    // A socket, unlike a pipe, can be written without SIGPIPE where that signal is not ignored:
+    // `announce` writes there.
+    let (ours, theirs) = UnixStream::pair()?;
+    command.stdin(OwnedFd::from(theirs)).spawn()?;
+    Ok(OwnedFd::from(ours).into())
+}
+
+/// Has the process that will be started write `?` and its id into the pipe of [`spawn_reader`], before
+/// its program begins.
+pub(crate) fn announce(command: &mut Command, reader: &ChildStdin) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::net::{SendFlags, send};
+        use std::io::Write;
+        let reader = reader.as_fd().try_clone_to_owned()?;
+        // SAFETY: between fork and exec only async-signal-safe calls are allowed; this writes an
+        // integer into an array and makes two system calls.
+        unsafe {
+            command.pre_exec(move || {
+                let mut line = [0; 16];
+                let mut rest = line.as_mut_slice();
+                writeln!(rest, "?{}", std::process::id())?;
+                let len = 16 - rest.len();
+                // If the reader has exited, the rank runs without it.
+                let _ = send(&reader, &line[..len], SendFlags::NOSIGNAL);
+                Ok(())
+            });
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (command, reader);
+    Ok(())
 }
 
 /// Makes a folder that only its user can open.
@@ -212,6 +249,32 @@ pub(crate) fn describe(status: ExitStatus, processes: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_process_announces_itself_before_its_program_begins() {
+        let (ours, mut reader) = UnixStream::pair().unwrap();
+        let ours = ChildStdin::from(OwnedFd::from(ours));
+        // Its program never begins.
+        let mut command = Command::new("/no/program");
+        announce(&mut command, &ours).unwrap();
+        command.spawn().unwrap_err();
+        drop((command, ours));
+        let mut said = String::new();
+        reader.read_to_string(&mut said).unwrap();
+        let id = said.strip_prefix('?').and_then(|rest| rest.strip_suffix('\n')).map(str::parse::<u32>);
+        assert!(matches!(id, Some(Ok(id)) if id != std::process::id()), "{said}");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_process_runs_without_a_reader() {
+        let (ours, reader) = UnixStream::pair().unwrap();
+        drop(reader);
+        let mut command = Command::new("true");
+        announce(&mut command, &ChildStdin::from(OwnedFd::from(ours))).unwrap();
+        assert!(command.status().unwrap().success());
+    }
 
     #[test]
     fn one_process_was_ended_and_several_were() {

@@ -1,11 +1,11 @@
 //! Processes of Windows: jobs, so that no process outlives its launcher, and the events of consoles.
 
 use std::fmt;
-use std::io::{self, PipeReader, Read};
+use std::io::{self, ErrorKind, PipeReader, Read};
 use std::os::windows::io::{AsRawHandle, FromRawHandle, OwnedHandle};
 use std::os::windows::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::process::{Child, ChildStdin, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -161,6 +161,16 @@ pub(crate) fn send(_: u32, _: Signal) {}
 /// Prepares the start of a rank, so that Ctrl-C reaches the launcher only.
 pub(crate) fn prepare(command: &mut Command) {
     command.creation_flags(CREATE_NEW_PROCESS_GROUP);
+}
+
+/// Starts a process, and returns a pipe to its standard input.
+pub(crate) fn spawn_reader(command: &mut Command) -> io::Result<ChildStdin> {
+    command.stdin(Stdio::piped()).spawn()?.stdin.take().ok_or_else(|| ErrorKind::BrokenPipe.into())
+}
+
+/// A job of the system ends the processes here, those that have just begun, too.
+pub(crate) fn announce(_: &mut Command, _: &ChildStdin) -> io::Result<()> {
+    Ok(())
 }
 
 /// Makes a folder. The folder for temporary files belongs to the user.
