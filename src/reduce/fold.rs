@@ -102,8 +102,11 @@ fn combine<I: Instructions, T: Lane, C: Combine<T::Sum>>(
     let mut sums = T::widen::<I>(&load(parts[0]));
     for &part in &parts[1..] {
         let part = T::widen::<I>(&load(part));
-        for i in 0..CHUNK {
+        // Not over a range: builds for tests do not optimise, and its iterator would take most of their time.
+        let mut i = 0;
+        while i < CHUNK {
             sums[i] = C::combine(sums[i], part[i]);
+            i += 1;
         }
     }
     if divisor > 1 {
