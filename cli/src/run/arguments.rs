@@ -22,14 +22,16 @@ pub(super) const MOST_RANKS: u32 = 4096;
   kolo run --hostfile hosts -- ./program
       the hosts of a file: `HOST slots=4` in each line")]
 pub(crate) struct Args {
-    /// How many ranks to start; with --hosts and --hostfile, all slots by default
+    /// How many ranks to start; with --hosts and --hostfile, all slots by default. With MIN:MAX, hosts
+    /// that do not answer are left out while the others have MIN slots
     #[arg(
         short = 'n',
         long = "ranks",
+        value_name = "RANKS|MIN:MAX",
         required_unless_present_any = ["hosts", "hostfile"],
         value_parser = ranks
     )]
-    pub(super) ranks: Option<u32>,
+    pub(super) ranks: Option<Count>,
     /// Start the ranks on these hosts over ssh: HOST[:SLOTS],...; SLOTS is 1 by default
     #[arg(long, short = 'H', visible_alias = "host", value_name = "HOSTS", conflicts_with = "hostfile")]
     pub(super) hosts: Option<String>,
@@ -59,9 +61,23 @@ pub(crate) struct Args {
     /// Do not write the rank before each line of output
     #[arg(long)]
     pub(super) no_prefix: bool,
+    /// Write what ranks write into files of this folder: rank-0.out, rank-0.err and so on
+    #[arg(long, value_name = "FOLDER")]
+    pub(super) log_dir: Option<PathBuf>,
+    /// With --log-dir: write it here, too
+    #[arg(long, requires = "log_dir")]
+    pub(super) tee: bool,
+    /// Start all ranks again after one has failed, so many times at most. They find the number of the
+    /// restart in TORCHELASTIC_RESTART_COUNT, and go on from what the program has saved
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, conflicts_with = "keep_going")]
+    pub(super) max_restarts: u32,
     /// How long the other ranks may take to report after one has failed
     #[arg(long, value_parser = duration, default_value = "1s")]
     grace: Duration,
+    /// How long ranks may take to end, and to save what they have, after a signal that asks for it;
+    /// then they are killed
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "3s")]
+    pub(super) kill_after: Duration,
     /// Let the other ranks go on after one has failed, as they do that call `shrink`. The exit status
     /// is 0 if a rank ends with 0, and otherwise that of the rank that ends last
     #[arg(long, conflicts_with = "grace")]
@@ -78,14 +94,24 @@ impl Args {
     }
 }
 
-/// Parses a number of ranks.
-fn ranks(text: &str) -> Result<u32, String> {
+/// How many ranks a job has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Count {
+    pub(super) least: u32,
+    pub(super) most: u32,
+}
+
+/// Parses a number of ranks, or the least and the most.
+fn ranks(text: &str) -> Result<Count, String> {
     // `-np 2`, as for mpirun, is `-n p` to a parser of short options.
     if text == "p" {
         return Err("write -n 2, not -np 2".to_owned());
     }
-    let number = text.parse().ok().filter(|number| (1..=MOST_RANKS).contains(number));
-    number.ok_or_else(|| format!("it is a number of ranks from 1 to {MOST_RANKS}"))
+    let number = |text: &str| text.parse().ok().filter(|number| (1..=MOST_RANKS).contains(number));
+    let (least, most) = text.split_once(':').unwrap_or((text, text));
+    let count = number(least).zip(number(most)).filter(|(least, most)| least <= most);
+    let count = count.map(|(least, most)| Count { least, most });
+    count.ok_or_else(|| format!("it is a number of ranks from 1 to {MOST_RANKS}, or two as in 2:4"))
 }
 
 /// Parses an address. Port 0 lets the system choose one.
@@ -93,4 +119,18 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     let with_port = || text.parse().map_err(|_| "write an address of this machine: 10.0.0.1, 10.0.0.1:29500 or [fd00::1]:29500");
     Ok(bare.parse().map(|ip| SocketAddr::new(ip, 0)).or_else(|_| with_port())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_a_number_or_two() {
+        assert_eq!(ranks("4"), Ok(Count { least: 4, most: 4 }));
+        assert_eq!(ranks("2:4"), Ok(Count { least: 2, most: 4 }));
+        for wrong in ["", "0", "4:2", ":4", "2:", "1:2:3", "1:4097", "p:2"] {
+            assert!(ranks(wrong).unwrap_err().contains("2:4"), "{wrong}");
+        }
+    }
 }

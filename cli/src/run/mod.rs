@@ -5,6 +5,7 @@
 //! fails, unless they are to go on. On other hosts, an agent that ssh starts does this for the ranks there.
 
 mod arguments;
+mod attempts;
 mod cause;
 mod failures;
 mod guard;
@@ -18,19 +19,20 @@ mod supervise;
 use std::ffi::{OsStr, OsString};
 use std::process::{ExitCode, Stdio};
 
-use crossbeam_channel::{bounded, unbounded};
+use crossbeam_channel::{Receiver, bounded};
 use kolo::TcpStoreServer;
 
+use crate::complain;
 use crate::random::{hexadecimal, random};
-use crate::{check_command, complain};
+use attempts::{Attempt, Ended, Events, Refusal};
 use local::LocalRanks;
-use output::Palette;
 use program::{Job, OF_RANK, Program, free_address, has_input};
 use supervise::{Failure, Supervisor, drain};
 
 pub(crate) use arguments::Args;
 pub(crate) use failures::FailureFolder;
 pub(crate) use guard::{Args as GuardArgs, guard};
+use process::Event;
 pub(crate) use remote::agent::agent;
 
 /// Exit status when the launcher itself fails.
@@ -39,16 +41,14 @@ pub(crate) const LAUNCHER_FAILED: u8 = 125;
 const NOT_STARTED: u8 = 127;
 
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let launched = match remote::hosts(args) {
-        Ok(Some(hosts)) => remote::launch(args, hosts),
-        Ok(None) => launch(args),
-        Err(message) => Err((LAUNCHER_FAILED, message)),
-    };
-    match launched {
+    let hosts = remote::hosts(args).map_err(Refusal::from);
+    match hosts.and_then(|hosts| attempts::run(args, hosts.as_deref())) {
         Ok(code) => code,
-        Err((code, message)) => {
-            complain(&format!("kolo run: {message}"));
-            ExitCode::from(code)
+        Err(Refusal(code, message)) => {
+            if let Some(message) = message {
+                complain(&format!("kolo run: {message}"));
+            }
+            code
         }
     }
 }
@@ -69,80 +69,62 @@ impl Credentials {
     }
 }
 
-/// Starts ranks on this machine.
-fn launch(args: &Args) -> Result<ExitCode, (u8, String)> {
-    let failed = |message: String| (LAUNCHER_FAILED, message);
+/// Starts ranks on this machine, and waits for them.
+fn launch(attempt: &Attempt<'_>) -> Result<Ended, Refusal> {
+    let args = attempt.args;
+    let Events { sender, receiver, .. } = &attempt.events()?;
     if args.address.is_some() {
-        return Err(failed(
-            "--address needs --hosts or --hostfile: ranks on this machine reach the store on loopback".to_owned(),
-        ));
+        return Err("--address needs --hosts or --hostfile: ranks on this machine reach the store on loopback".to_owned().into());
     }
-    let count = args.ranks.ok_or_else(|| failed("give the number of ranks with -n".to_owned()))? as usize;
-    let program = Program::new(&args.program).map_err(failed)?;
-    if let Some(words) = program.own_command()
-        && let Err(code) = check_command(words, count, args.directory.is_none())
-    {
-        return Ok(code);
-    }
-    let exported = exported(&args.exported).map_err(failed)?;
-    let credentials = Credentials::new().map_err(failed)?;
+    let count = args.ranks.ok_or_else(|| "give the number of ranks with -n".to_owned())?.most as usize;
+    let program = Program::new(&args.program)?;
+    attempt.check(&program, count, args.directory.is_none())?;
+    let exported = exported(&args.exported)?;
+    let credentials = Credentials::new()?;
     let address = ([127, 0, 0, 1], 0).into();
-    let server = TcpStoreServer::bind(address, &credentials.job, Some(credentials.secret));
-    let server = server.map_err(|error| failed(error.to_string()))?;
-    let (events, event) = unbounded();
-    process::watch_signals(&events).map_err(|error| failed(format!("cannot watch for signals: {error}")))?;
-    if let Some(folder) = &args.directory {
-        std::env::set_current_dir(folder).map_err(|error| failed(format!("--directory {}: {error}", folder.display())))?;
+    let server = TcpStoreServer::bind(address, &credentials.job, Some(credentials.secret)).map_err(|error| error.to_string())?;
+    let palette = attempt.palette(count)?;
+    if let (Some(folder), 0) = (&args.directory, attempt.restarts) {
+        std::env::set_current_dir(folder).map_err(|error| format!("--directory {}: {error}", folder.display()))?;
     }
 
-    let palette = Palette::new(count, !args.no_prefix);
-    let mut supervisor = Supervisor::new(LocalRanks::new(&credentials.job, 0), args.grace());
+    let mut supervisor = Supervisor::new(LocalRanks::new(&credentials.job, 0), args.grace(), args.kill_after);
     // Nothing is sent. The channel closes when all output of the ranks has been forwarded.
     let (unread, all_read) = bounded(0);
     // A secret in the launcher's environment reaches the ranks through theirs.
     let secret = (!credentials.is_given).then(|| hexadecimal(&credentials.secret));
     let store = server.address();
-    let master = free_address(store.ip()).map_err(|error| failed(format!("no port is free on {}: {error}", store.ip())))?;
+    let master = free_address(store.ip()).map_err(|error| format!("no port is free on {}: {error}", store.ip()))?;
     let job = Job { name: &credentials.job, world_size: count, first: 0, ranks: count, store, master, secret: secret.as_deref() };
     for rank in 0..count {
         let mut command = program.command(if rank == 0 && has_input() { Stdio::inherit() } else { Stdio::null() });
         // Rank 0 of a built-in command prints a report and has the terminal to itself.
-        if program.is_built_in && rank == 0 {
+        if program.is_built_in && rank == 0 && args.log_dir.is_none() {
             command.stdout(Stdio::inherit()).stderr(Stdio::inherit());
         }
-        command.envs(exported.iter().map(|(name, value)| (name, value)));
+        command.envs(exported.iter().chain(&attempt.variables()).map(|(name, value)| (name, value)));
         job.tell(&mut command, rank);
-        if let Err(error) = supervisor.ranks.start(&mut command, |is_error| palette.sink(rank, is_error), &events, &unread) {
-            supervisor.stop_all(&event);
-            return Err((NOT_STARTED, program.cannot_be_started(&error)));
+        if let Err(error) = supervisor.ranks.start(&mut command, |is_error| palette.sink(rank, is_error), sender, &unread) {
+            supervisor.stop_all(receiver);
+            return Err(Refusal(NOT_STARTED.into(), Some(program.cannot_be_started(&error))));
         }
     }
     drop(unread);
-    let mut failure = supervisor.wait(&event);
+    let failure = supervisor.wait(receiver);
     drop(server);
-    // The ranks' output is written before the report of their end, however slow its reader is.
-    if !matches!(failure, Some(Failure::Stopped(_))) {
-        failure = drain(&all_read, &event).map(Failure::Stopped).or(failure);
-    }
+    let failure = after_the_output(failure, &all_read, receiver);
     // Some systems exit at once when the report has been written.
     drop(supervisor);
-    Ok(conclude(failure, &palette, count))
+    Ok(Ended { failure, palette, ranks: count })
 }
 
-/// Reports how a job has ended, and returns the exit status of the launcher.
-fn conclude(failure: Option<Failure>, palette: &Palette, ranks: usize) -> ExitCode {
-    let lost = palette.finish();
-    if let Some(problem) = lost {
-        complain(&format!("kolo run: {problem}; output of the ranks is lost"));
+/// Waits until the ranks' output is written, however slow its reader is, so that it comes before the
+/// report of their end. Returns how the job has failed: a signal ends the wait, too.
+fn after_the_output(failure: Option<Failure>, all_read: &Receiver<()>, event: &Receiver<Event>) -> Option<Failure> {
+    if matches!(failure, Some(Failure::Stopped(_))) {
+        return failure;
     }
-    match failure {
-        None if lost.is_some() => ExitCode::FAILURE,
-        None => ExitCode::SUCCESS,
-        Some(failure) => match failure.report(ranks) {
-            0 if lost.is_some() => ExitCode::FAILURE,
-            code => process::exit(code),
-        },
-    }
+    drain(all_read, event).map(Failure::Stopped).or(failure)
 }
 
 /// Returns the variables of `-x NAME` and `-x NAME=VALUE`.

@@ -1,19 +1,43 @@
 //! The output of the ranks, line by line, each with the number of its rank.
 
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, ErrorKind, IsTerminal, Read, Write};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use anstyle::{AnsiColor, Style};
 
 use crate::{complain, wants_colour};
 
-/// The prefix of each rank's lines, and whether lines were lost.
+/// Where the lines of each rank go, after which prefix, and whether lines were lost.
 #[derive(Clone)]
 pub(super) struct Palette {
+    logs: Option<Arc<Logs>>,
     prefixes: Arc<Option<[Vec<String>; 2]>>,
-    /// Why standard output or standard error cannot be written, although its reader has not gone: a
-    /// disk may be full.
+    /// Why standard output, standard error or a file cannot be written, although its reader has not
+    /// gone: a disk may be full.
     problem: Arc<OnceLock<String>>,
+}
+
+/// The files of `--log-dir`: of each rank one for its standard output, and one for its standard error.
+pub(super) struct Logs {
+    files: Vec<[File; 2]>,
+    /// Whether the lines are also written where the launcher writes.
+    tee: bool,
+}
+
+impl Logs {
+    /// Makes the files. They go on after a restart.
+    pub(super) fn new(folder: &Path, ranks: usize, tee: bool, is_restart: bool) -> Result<Logs, String> {
+        let open = |name: String| {
+            let path = folder.join(name);
+            let opened = if is_restart { File::options().append(true).create(true).open(&path) } else { File::create(&path) };
+            opened.map_err(|error| format!("--log-dir: {} cannot be written: {error}", path.display()))
+        };
+        fs::create_dir_all(folder).map_err(|error| format!("--log-dir {}: {error}", folder.display()))?;
+        let both = |rank| Ok([open(format!("rank-{rank}.out"))?, open(format!("rank-{rank}.err"))?]);
+        Ok(Logs { files: (0..ranks).map(both).collect::<Result<_, String>>()?, tee })
+    }
 }
 
 const COLOURS: [AnsiColor; 6] =
@@ -21,9 +45,10 @@ const COLOURS: [AnsiColor; 6] =
 
 impl Palette {
     /// Makes the prefixes of `ranks` ranks, in colour on a terminal unless `NO_COLOR` is set.
-    pub(super) fn new(ranks: usize, prefixes: bool) -> Palette {
+    pub(super) fn new(ranks: usize, prefixes: bool, logs: Option<Logs>) -> Palette {
+        let logs = logs.map(Arc::new);
         if !prefixes {
-            return Palette { prefixes: Arc::new(None), problem: Arc::default() };
+            return Palette { logs, prefixes: Arc::new(None), problem: Arc::default() };
         }
         let width = (ranks - 1).to_string().len();
         let all = |is_terminal: bool| {
@@ -35,7 +60,7 @@ impl Palette {
             (0..ranks).map(prefix).collect()
         };
         let prefixes = [all(io::stdout().is_terminal()), all(io::stderr().is_terminal())];
-        Palette { prefixes: Arc::new(Some(prefixes)), problem: Arc::default() }
+        Palette { logs, prefixes: Arc::new(Some(prefixes)), problem: Arc::default() }
     }
 
     fn prefix(&self, rank: usize, is_error: bool) -> &str {
@@ -53,6 +78,16 @@ impl Palette {
     /// Writes a line of a rank. Returns whether to go on: not if the reader of the output has gone.
     /// A full disk does not end the job.
     pub(super) fn write(&self, rank: usize, is_error: bool, line: &[u8]) -> bool {
+        if let Some(logs) = &self.logs {
+            let mut file = &logs.files[rank][usize::from(is_error)];
+            if let Err(error) = file.write_all(line) {
+                let of = if is_error { "standard error" } else { "standard output" };
+                self.problem.get_or_init(|| format!("the file of rank {rank}'s {of} cannot be written: {error}"));
+            }
+            if !logs.tee {
+                return true;
+            }
+        }
         // One call for each line, so that lines of different ranks do not mix.
         let line = [self.prefix(rank, is_error).as_bytes(), line].concat();
         let written = if is_error { io::stderr().write_all(&line) } else { io::stdout().lock().write_all(&line) };

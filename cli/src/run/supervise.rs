@@ -9,7 +9,6 @@ use super::cause::{Cause, Ending, FailedRank, Member, cause};
 use super::failures::Names;
 use super::process::{self, Event, OUTPUT_PATIENCE, Signal};
 use super::{LAUNCHER_FAILED, NOT_STARTED};
-use crate::complain;
 use crate::units::{count, show_ranks};
 
 /// The ranks that were started, on this machine or on several hosts.
@@ -76,7 +75,7 @@ impl Others {
 }
 
 impl Failure {
-    fn describe(&self, ranks: usize) -> String {
+    pub(super) fn describe(&self, ranks: usize) -> String {
         match self {
             Failure::Rank(Cause { names, .. }, failed, others) => {
                 let names = names.map_or_else(String::new, |other| format!("; its error names rank {other}"));
@@ -94,7 +93,8 @@ impl Failure {
         }
     }
 
-    fn exit_code(&self, ranks: usize) -> i32 {
+    /// Returns the exit status of the launcher.
+    pub(super) fn exit_code(&self, ranks: usize) -> i32 {
         let of = |rank: &FailedRank| match rank.ending {
             Ending::Status(status) => process::exit_code(status),
             Ending::Lost(_) => LAUNCHER_FAILED.into(),
@@ -107,12 +107,6 @@ impl Failure {
             Failure::Stopped(signal) => signal.exit_code(),
             Failure::NotStarted(_) => NOT_STARTED.into(),
         }
-    }
-
-    /// Reports the failure, and returns the exit status of the launcher.
-    pub(super) fn report(&self, ranks: usize) -> i32 {
-        complain(&format!("kolo run: {}", self.describe(ranks)));
-        self.exit_code(ranks)
     }
 }
 
@@ -165,15 +159,14 @@ enum Urgency {
     Killed,
 }
 
-/// How long ranks may take to terminate before they are killed.
-pub(super) const TERMINATION: Duration = Duration::from_secs(3);
-
 /// Waits for the ranks of a job.
 pub(super) struct Supervisor<R> {
     pub(super) ranks: R,
     began: Instant,
     /// How long the other ranks have to end after one has failed; `None` if they go on.
     grace: Option<Duration>,
+    /// How long ranks may take to terminate before they are killed.
+    kill_after: Duration,
     /// The ranks that failed by themselves, in the order in which they ended.
     failed: Vec<FailedRank>,
     /// The signal that ended the job before a rank failed.
@@ -187,11 +180,12 @@ pub(super) struct Supervisor<R> {
 }
 
 impl<R: Ranks> Supervisor<R> {
-    pub(super) fn new(ranks: R, grace: Option<Duration>) -> Supervisor<R> {
+    pub(super) fn new(ranks: R, grace: Option<Duration>, kill_after: Duration) -> Supervisor<R> {
         Supervisor {
             ranks,
             began: Instant::now(),
             grace,
+            kill_after,
             failed: Vec::new(),
             stopped: None,
             not_started: None,
@@ -291,7 +285,7 @@ impl<R: Ranks> Supervisor<R> {
             }
             // A second signal kills the ranks at once.
             let again = self.urgency >= Urgency::Terminating;
-            self.become_urgent(Urgency::Terminating, if again { Duration::ZERO } else { TERMINATION });
+            self.become_urgent(Urgency::Terminating, if again { Duration::ZERO } else { self.kill_after });
         }
     }
 
@@ -301,7 +295,7 @@ impl<R: Ranks> Supervisor<R> {
             Urgency::Running | Urgency::Reporting => {
                 self.others.stopped = self.ranks.running();
                 self.ranks.signal(Signal::TERMINATE);
-                self.become_urgent(Urgency::Terminating, TERMINATION);
+                self.become_urgent(Urgency::Terminating, self.kill_after);
             }
             Urgency::Terminating => {
                 self.ranks.signal(Signal::KILL);
@@ -391,7 +385,7 @@ mod tests {
             };
             sender.send(event).unwrap();
         }
-        let mut supervisor = Supervisor::new(Fake { running: (0..ranks).collect(), events: sender }, grace);
+        let mut supervisor = Supervisor::new(Fake { running: (0..ranks).collect(), events: sender }, grace, Duration::MAX / 4);
         let failure = supervisor.wait(&events).unwrap();
         let words: Vec<_> = failure.describe(ranks).split(' ').map(str::to_owned).collect();
         let is_time = |at: usize| at > 0 && matches!(&*words[at - 1], "after" | "to") && words[at].contains('.');

@@ -17,6 +17,8 @@ mod manners;
 mod pages;
 mod plan;
 mod program;
+#[cfg(unix)]
+mod restarts;
 mod run;
 #[cfg(unix)]
 mod run_hosts;

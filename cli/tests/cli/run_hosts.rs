@@ -34,6 +34,7 @@ refused)
 silent) exec sleep 600 ;;
 greets) echo "Welcome to this host"; printf 'and more: ' ;;
 endless) exec yes ;;
+back) [ -e is-back ] || { echo "ssh: connect to host back port 22: No route to host" >&2; exit 255; } ;;
 esac
 exec env -i PATH="$PATH" HOME="$HOME" TEST_HOST="$1" sh -c "$2"
 "#;
@@ -376,6 +377,28 @@ fn hosts_that_cannot_start_ranks_are_named() {
         assert_eq!(output.status.code(), Some(125), "{arguments:?}: {said}");
         assert!(!bed.0.join("started").exists(), "{arguments:?}");
     }
+}
+
+/// A job goes on without a host that does not answer, and with it after the next start when it is back.
+#[test]
+fn a_job_starts_with_the_hosts_that_answer() {
+    let bed = Bed::new("elastic");
+    let script = "echo start $TORCHELASTIC_RESTART_COUNT of $WORLD_SIZE; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; : > is-back; exit 7";
+    let job = |ranks: &str| {
+        let arguments = ["-n", ranks, "--hosts", "a,back", "--max-restarts", "1", "--", "sh", "-c", script];
+        end_of(piped(&mut bed.run(&arguments)))
+    };
+    let output = job("2:3");
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(125), "{said}");
+    assert!(said.contains("host back: ") && said.contains("No route") && !bed.0.join("is-back").exists(), "{said}");
+    let output = job("1:2");
+    let said = text(&output.stderr);
+    let mut lines: Vec<String> = text(&output.stdout).lines().map(str::to_owned).collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["[0] start 0 of 1", "[0] start 1 of 2", "[1] start 1 of 2"], "{said}");
+    assert!(said.contains("No route to host") && said.contains("the other hosts start without it"), "{said}");
+    assert!(output.status.success() && said.contains("(1 of 1 restart)"), "{said}");
 }
 
 #[test]

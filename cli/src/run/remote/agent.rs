@@ -18,7 +18,7 @@ use super::super::local::LocalRanks;
 use super::super::output::Sink;
 use super::super::process::{self, Event, Signal, watch_signals};
 use super::super::program::{self, Program};
-use super::super::supervise::{Ranks, TERMINATION};
+use super::super::supervise::Ranks;
 use super::protocol::{Frame, Job, LARGEST_JOB, PREAMBLE, ToAgent, ToLauncher, WINDOW, bytes, message, read};
 use super::window::Window;
 use crate::complain;
@@ -31,6 +31,9 @@ const DESCRIPTION: Duration = Duration::from_secs(60);
 
 /// How long a connection to the launcher's store may take.
 const STORE: Duration = Duration::from_secs(5);
+
+/// How long ranks may take to terminate after the launcher has gone, before they are killed.
+const TERMINATION: Duration = Duration::from_secs(3);
 
 /// How long ranks may take to end after they were killed, and the last output to be sent.
 const LAST: Duration = Duration::from_secs(10);

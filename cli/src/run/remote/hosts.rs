@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use super::super::arguments::MOST_RANKS;
+use super::super::arguments::{Count, MOST_RANKS};
 
 /// A host, and how many ranks it may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,9 +102,10 @@ pub(super) fn add(hosts: &mut Vec<Host>, new: Host) -> Result<(), String> {
 
 /// Places ranks on hosts: each host is filled before the next one. Without a number, all slots have
 /// a rank.
-pub(super) fn place(hosts: &[Host], ranks: Option<u32>) -> Result<Vec<Placed>, String> {
+pub(super) fn place(hosts: &[Host], ranks: Option<Count>) -> Result<Vec<Placed>, String> {
     let slots: u32 = hosts.iter().map(|host| host.slots).sum();
-    let ranks = ranks.unwrap_or(slots);
+    let Count { least, most } = ranks.unwrap_or(Count { least: slots, most: slots });
+    let ranks = most.min(slots.max(least));
     if ranks > slots {
         let list: Vec<String> = hosts.iter().map(Host::to_string).collect();
         let list = list.join(",");
@@ -198,16 +199,18 @@ mod tests {
     #[test]
     fn hosts_are_filled_in_order() {
         let hosts = [host("a", 4), host("b", 2), host("c", 1)];
-        let placed = |ranks| {
-            let placed = place(&hosts, ranks)?;
+        let placed = |ranks: Option<(u32, u32)>| {
+            let placed = place(&hosts, ranks.map(|(least, most)| Count { least, most }))?;
             Ok(placed.into_iter().map(|placed| (placed.host, placed.ranks)).collect::<Vec<_>>())
         };
         let named =
             |list: &[(&str, Range<usize>)]| Ok(list.iter().map(|(a, b)| ((*a).to_owned(), b.clone())).collect::<Vec<_>>());
         assert_eq!(placed(None), named(&[("a", 0..4), ("b", 4..6), ("c", 6..7)]));
-        assert_eq!(placed(Some(5)), named(&[("a", 0..4), ("b", 4..5)]));
-        assert_eq!(placed(Some(1)), named(&[("a", 0..1)]));
-        let problem: Result<_, String> = placed(Some(8));
+        assert_eq!(placed(Some((5, 5))), named(&[("a", 0..4), ("b", 4..5)]));
+        assert_eq!(placed(Some((1, 1))), named(&[("a", 0..1)]));
+        assert_eq!(placed(Some((2, 5))), named(&[("a", 0..4), ("b", 4..5)]));
+        assert_eq!(placed(Some((5, 9))), placed(None));
+        let problem: Result<_, String> = placed(Some((8, 9)));
         assert_eq!(
             problem.unwrap_err(),
             "8 ranks do not fit into 7 slots (a:4,b:2,c:1); start 7 ranks (-n 7), or give the hosts more slots"

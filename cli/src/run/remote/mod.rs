@@ -16,7 +16,8 @@ mod window;
 use std::ffi::OsString;
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
-use std::process::{Command, ExitCode};
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,18 +25,20 @@ use crossbeam_channel::{Receiver, after, bounded, select, unbounded};
 use kolo::TcpStoreServer;
 
 use super::arguments::Args;
+use super::attempts::{Attempt, Ended, Events, Refusal};
 use super::cause::Member;
 use super::failures::{Names, names};
 use super::output::Palette;
-use super::process::{self, Event, Signal};
+use super::process::{Event, Signal};
 use super::program::{Program, has_input};
-use super::supervise::{Failure, Ranks, Supervisor, drain};
-use super::{Credentials, LAUNCHER_FAILED, conclude, exported};
+use super::supervise::{Failure, Ranks, Supervisor};
+use super::{Credentials, after_the_output, exported};
+use crate::complain;
 use crate::random::hexadecimal;
 use crate::units::show_ranks;
-use crate::{check_command, complain};
 use connection::{Advice, Connection, Notes, Receivers};
-use hosts::{Host, Placed, is_this_machine};
+pub(super) use hosts::Host;
+use hosts::{Placed, is_this_machine};
 use protocol::{Job, ToAgent};
 use ssh::{Ssh, remote_word};
 
@@ -62,36 +65,85 @@ pub(super) fn hosts(args: &Args) -> Result<Option<Vec<Host>>, String> {
     Ok(Some(found))
 }
 
-/// Starts ranks on hosts.
-pub(super) fn launch(args: &Args, hosts: Vec<Host>) -> Result<ExitCode, (u8, String)> {
-    let failed = |message: String| (LAUNCHER_FAILED, message);
-    let placed = hosts::place(&hosts, args.ranks).map_err(failed)?;
-    let count = placed.last().map_or(0, |last| last.ranks.end);
-    let program = Program::new(&args.program).map_err(failed)?;
-    if let Some(words) = program.own_command()
-        && let Err(code) = check_command(words, count, false)
-    {
-        return Ok(code);
-    }
-    let environment = environment::forwarded(exported(&args.exported).map_err(failed)?);
+/// Starts ranks on hosts, and waits for them. Hosts that cannot start ranks are left out, if the others
+/// have enough slots.
+pub(super) fn launch(attempt: &Attempt<'_>, hosts: &[Host]) -> Result<Ended, Refusal> {
+    let args = attempt.args;
+    let mut hosts = hosts.to_vec();
+    let program = Program::new(&args.program)?;
+    let exported = exported(&args.exported)?.into_iter().chain(attempt.variables()).collect();
+    let environment = environment::forwarded(exported);
     let directory = args.directory.clone().map_or_else(environment::directory, Ok);
-    let directory = directory.map_err(|error| failed(format!("cannot find the working directory: {error}; give --directory")))?;
-    let ssh = Ssh::parse(&args.ssh).map_err(failed)?;
-    let agents = Agents::new(args, ssh).map_err(failed)?;
-    let credentials = Credentials::new().map_err(failed)?;
-    let address = address(args, &agents.ssh, &placed).map_err(failed)?;
-    let server = TcpStoreServer::bind(address, &credentials.job, Some(credentials.secret));
-    let server = server.map_err(|error| failed(not_served(args, &error)))?;
-    let (events, event) = unbounded();
-    process::watch_signals(&events).map_err(|error| failed(format!("cannot watch for signals: {error}")))?;
+    let directory = directory.map_err(|error| format!("cannot find the working directory: {error}; give --directory"))?;
+    let agents = Agents::new(args, Ssh::parse(&args.ssh)?)?;
+    loop {
+        let placed = hosts::place(&hosts, args.ranks)?;
+        let count = placed.last().map_or(0, |last| last.ranks.end);
+        attempt.check(&program, count, false)?;
+        let palette = attempt.palette(count)?;
+        // Rank 0 of a built-in command prints a report.
+        let palette = if program.is_built_in { palette.without_prefix_of(0) } else { palette };
+        let started = match start(attempt, &agents, placed, &palette, (&environment, &directory))? {
+            Ok(started) => started,
+            Err(NotReady::Stopped(signal)) => {
+                return Ok(Ended { failure: Some(Failure::Stopped(signal)), palette, ranks: count });
+            }
+            Err(NotReady::Hosts(problems)) => {
+                let others: Vec<Host> =
+                    hosts.iter().filter(|host| problems.iter().all(|(silent, _)| *silent != host.name)).cloned().collect();
+                let slots: u32 = others.iter().map(|host| host.slots).sum();
+                let is_enough = args.ranks.is_some_and(|ranks| ranks.least < ranks.most && ranks.least <= slots);
+                let said = problems.into_iter().map(|(_, problem)| problem).collect::<Vec<_>>().join("\nkolo run: ");
+                if !is_enough {
+                    return Err(said.into());
+                }
+                complain(&format!("kolo run: {said}; the other hosts start without it"));
+                hosts = others;
+                continue;
+            }
+        };
+        let Started { ranks, events, server, all_read, sends_input } = started;
+        if sends_input && let Some(connection) = ranks.connections.first() {
+            send_input(connection);
+        }
+        let mut supervisor = Supervisor::new(ranks, args.grace(), args.kill_after);
+        let failure = supervisor.wait(&events.receiver);
+        drop(server);
+        let failure = after_the_output(failure, &all_read, &events.receiver);
+        return Ok(Ended { failure, palette, ranks: count });
+    }
+}
 
-    let palette = Palette::new(count, !args.no_prefix);
-    // Rank 0 of a built-in command prints a report.
-    let palette = if program.is_built_in { palette.without_prefix_of(0) } else { palette };
+/// Ranks that were told to start on their hosts.
+struct Started {
+    ranks: RemoteRanks,
+    events: Events,
+    server: TcpStoreServer,
+    /// Closed when all output was written.
+    all_read: Receiver<()>,
+    /// Whether rank 0 reads what the launcher reads.
+    sends_input: bool,
+}
+
+/// Starts the agents of hosts, and the ranks when all agents are ready.
+fn start(
+    attempt: &Attempt<'_>,
+    agents: &Agents,
+    placed: Vec<Placed>,
+    palette: &Palette,
+    (environment, directory): (&[(OsString, OsString)], &Path),
+) -> Result<Result<Started, NotReady>, Refusal> {
+    let args = attempt.args;
+    let count = placed.last().map_or(0, |last| last.ranks.end);
+    let credentials = Credentials::new()?;
+    let address = address(args, &agents.ssh, &placed)?;
+    let server = TcpStoreServer::bind(address, &credentials.job, Some(credentials.secret));
+    let server = server.map_err(|error| not_served(args, &error))?;
+    let events = attempt.events()?;
     let (unread, all_read) = bounded(0);
     let (answers, answer) = unbounded();
     let notes = Arc::new(Notes::default());
-    let receivers = Receivers { palette: palette.clone(), events, answers, notes: notes.clone(), unread };
+    let receivers = Receivers { palette: palette.clone(), events: events.sender.clone(), answers, notes: notes.clone(), unread };
     let mut ranks = RemoteRanks { connections: Vec::new(), hosts: Vec::new(), notes };
     let reads = has_input();
     for (index, Placed { host, ranks: of_host }) in placed.into_iter().enumerate() {
@@ -103,8 +155,8 @@ pub(super) fn launch(args: &Args, hosts: Vec<Host>) -> Result<ExitCode, (u8, Str
             world_size: count,
             first: of_host.start,
             ranks: of_host.len(),
-            directory: directory.clone().into_os_string(),
-            environment: environment.clone(),
+            directory: directory.as_os_str().to_owned(),
+            environment: environment.to_vec(),
             program: args.program.clone(),
             has_input: reads && of_host.start == 0,
             keep_going: args.keep_going,
@@ -119,34 +171,22 @@ pub(super) fn launch(args: &Args, hosts: Vec<Host>) -> Result<ExitCode, (u8, Str
             Ok(connection) => ranks.connections.push(connection),
             Err(problem) => {
                 ranks.close();
-                return Err(failed(format!("cannot start ranks on host {host}: {problem}")));
+                return Err(format!("cannot start ranks on host {host}: {problem}").into());
             }
         }
     }
     drop(receivers);
     ranks.send_heartbeats();
-    let master = match ranks.wait_until_ready(&answer, &event, args.connect_timeout) {
-        Ok(master) => master,
-        Err(failure) => {
-            ranks.close();
-            return match failure {
-                NotReady::Stopped(signal) => Ok(process::exit(Failure::Stopped(signal).report(count))),
-                NotReady::Hosts(problems) => Err(failed(problems.join("\nkolo run: "))),
-            };
+    match ranks.wait_until_ready(&answer, &events.receiver, args.connect_timeout) {
+        Ok(master) => {
+            ranks.tell(&ToAgent::Start { master });
+            Ok(Ok(Started { ranks, events, server, all_read, sends_input: reads }))
         }
-    };
-    ranks.tell(&ToAgent::Start { master });
-    if reads && let Some(connection) = ranks.connections.first() {
-        send_input(connection);
+        Err(not_ready) => {
+            ranks.close();
+            Ok(Err(not_ready))
+        }
     }
-    let mut supervisor = Supervisor::new(ranks, args.grace());
-    let mut failure = supervisor.wait(&event);
-    drop(server);
-    // The ranks' output is written before the report of their end, however slow its reader is.
-    if !matches!(failure, Some(Failure::Stopped(_))) {
-        failure = drain(&all_read, &event).map(Failure::Stopped).or(failure);
-    }
-    Ok(conclude(failure, &palette, count))
 }
 
 /// Sends what this process reads to rank 0.
@@ -254,7 +294,8 @@ struct RemoteRanks {
 /// Why the hosts cannot start ranks.
 enum NotReady {
     Stopped(Signal),
-    Hosts(Vec<String>),
+    /// The hosts that cannot start ranks, and why.
+    Hosts(Vec<(String, String)>),
 }
 
 impl RemoteRanks {
@@ -301,7 +342,8 @@ impl RemoteRanks {
             problems = silent.iter().map(late).collect();
         }
         problems.sort_unstable();
-        let problems: Vec<String> = problems.into_iter().map(|(_, problem)| problem).collect();
+        let named = |(index, problem): (usize, String)| (self.connections[index].host.to_string(), problem);
+        let problems: Vec<(String, String)> = problems.into_iter().map(named).collect();
         first.filter(|_| problems.is_empty()).ok_or(NotReady::Hosts(problems))
     }
 

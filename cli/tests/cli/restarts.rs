@@ -1,0 +1,122 @@
+//! Jobs that start again, files of what ranks write, and time to end.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+
+use crate::program::{Folder, kolo, program, text};
+
+/// Rank 1 fails until the restart of this number.
+fn fails_until(restart: u32) -> String {
+    format!(
+        "echo start $TORCHELASTIC_RESTART_COUNT; [ $KOLO_RANK = 0 ] || [ $TORCHELASTIC_RESTART_COUNT -ge {restart} ] || exit 7"
+    )
+}
+
+fn run(options: &[&str], script: &str) -> Output {
+    kolo(&[&["run", "-n", "2"], options, &["--", "sh", "-c", script]].concat())
+}
+
+#[test]
+fn all_ranks_start_again_until_they_succeed() {
+    let output = run(&["--max-restarts", "3"], &fails_until(2));
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    for restart in 0..3 {
+        assert_eq!(out.matches(&format!("start {restart}")).count(), 2, "{out}");
+    }
+    assert!(err.contains("rank 1") && err.contains("all ranks start again (2 of 3 restarts)"), "{err}");
+    let rows: Vec<Vec<&str>> = err.lines().rev().take(3).map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows.iter().rev().map(|row| (row[2], row[4])).collect::<Vec<_>>(), [("1", "7"), ("2", "7"), ("3", "0")], "{err}");
+    assert!(rows[0][5..] == ["all", "ranks", "ended", "with", "status", "0"], "{err}");
+}
+
+#[test]
+fn the_last_failure_is_that_of_the_job() {
+    let output = run(&["--max-restarts", "1"], &fails_until(9));
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(7), "{err}");
+    assert_eq!(err.matches("start again").count(), 1, "{err}");
+    // Without the option nothing starts again, and ranks are told nothing of it.
+    let output = run(&[], "echo ${TORCHELASTIC_RESTART_COUNT-none}; exit 7");
+    assert!(output.status.code() == Some(7) && text(&output.stdout).contains("none"), "{output:?}");
+    assert_eq!(text(&output.stderr).lines().count(), 1, "{output:?}");
+}
+
+/// Starts a job whose ranks run until they are asked to end.
+fn waiting(options: &[&str], script: &str) -> (Child, String) {
+    let mut command = program();
+    command.args(["run", "-n", "2"]).args(options).args(["--", "sh", "-c", script]);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Both ranks run.
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.by_ref().take(2).all(|line| line.contains("runs")));
+    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    let rest: Vec<String> = lines.collect();
+    (child, rest.join("\n"))
+}
+
+#[test]
+fn a_job_that_is_asked_to_end_does_not_start_again() {
+    let script = "trap 'exit 3' TERM; echo runs; while :; do sleep 0.01; done";
+    let (child, _) = waiting(&["--max-restarts", "9"], script);
+    let output = child.wait_with_output().unwrap();
+    let err = text(&output.stderr);
+    assert!(output.status.code() == Some(143) && err.contains("stopped by SIGTERM") && !err.contains("again"), "{err}");
+}
+
+/// Ranks save what they have, each once, before they end.
+#[test]
+fn ranks_have_time_to_save_what_they_have() {
+    let script = "trap 'sleep 4; echo saved; exit 0' TERM; echo runs; while :; do sleep 0.01; done";
+    let (child, saved) = waiting(&["--kill-after", "4m"], script);
+    assert_eq!(saved.matches("saved").count(), 2, "{saved}");
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(143));
+}
+
+#[test]
+fn what_ranks_write_goes_into_files() {
+    let folder = Folder::new("logs");
+    let logs = folder.0.join("logs");
+    let options = ["--log-dir", logs.to_str().unwrap(), "--max-restarts", "1"];
+    let script = format!("echo err $KOLO_RANK >&2; {}", fails_until(1));
+    let read = |name: &str| fs::read_to_string(logs.join(name)).unwrap();
+    let output = run(&options, &script);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(0), String::new()), "{output:?}");
+    assert!(!text(&output.stderr).contains("err "), "{output:?}");
+    for rank in 0..2 {
+        // A restart adds to the files.
+        assert_eq!(read(&format!("rank-{rank}.out")), "start 0\nstart 1\n");
+        assert_eq!(read(&format!("rank-{rank}.err")), format!("err {rank}\nerr {rank}\n"));
+    }
+    // The next job begins anew, and writes everything here, too.
+    let output = run(&[&options[..2], &["--tee"]].concat(), "echo again $KOLO_RANK");
+    let mut lines: Vec<String> = text(&output.stdout).lines().map(str::to_owned).collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["[0] again 0", "[1] again 1"]);
+    assert_eq!((read("rank-1.out"), read("rank-1.err")), ("again 1\n".to_owned(), String::new()));
+    // The report of a built-in command is output of rank 0.
+    let bench = ["run", "-n", "2", options[0], options[1], "--", "bench", "barrier", "--iters", "1"];
+    assert!(kolo(&bench).status.success());
+    assert!(read("rank-0.out").contains("2 ranks"), "{}", read("rank-0.out"));
+    // A folder that cannot be made, and a full disk.
+    let file = folder.0.join("file");
+    fs::write(&file, "").unwrap();
+    let output = run(&["--log-dir", file.to_str().unwrap()], "true");
+    assert!(output.status.code() == Some(125) && text(&output.stderr).contains("--log-dir"), "{output:?}");
+    std::os::unix::fs::symlink("/dev/full", logs.join("rank-2.out")).unwrap();
+    let output = kolo(&["run", "-n", "3", options[0], options[1], "--", "echo", "line"]);
+    let err = text(&output.stderr);
+    assert!(err.contains("the file of rank 2's standard output cannot be written: No space left"), "{err}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn options_that_contradict_each_other_are_refused() {
+    for (options, hint) in
+        [(&["--tee"][..], "--log-dir"), (&["--max-restarts", "1", "--keep-going"], "--keep-going"), (&["-n", "3:2"], "as in 2:4")]
+    {
+        let output = kolo(&[&["run"], options, &["--", "true"]].concat());
+        assert!(output.status.code() == Some(2) && text(&output.stderr).contains(hint), "{options:?}: {output:?}");
+    }
+}
