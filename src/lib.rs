@@ -161,6 +161,8 @@ pub mod settings {
     pub use crate::network::address::address_for;
     #[doc(hidden)]
     pub use crate::network::topology::topology_of_environment;
+    #[doc(hidden)]
+    pub use crate::sys::{Domain, domains};
 }
 
 /// [encrypted links]: crate::settings#encrypted-links

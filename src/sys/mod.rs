@@ -102,6 +102,7 @@ pub(crate) use socket::{
     set_congestion_control, shortage_of, tcp_socket,
 };
 pub(crate) use socket_watch::{SocketInfo, SocketWatch};
+pub use topology::{Domain, domains};
 pub(crate) use topology::{Domains, Processors, affinity, is_crowded};
 pub(crate) use wait::{Backoff, Patience, Waiting};
 

@@ -26,6 +26,31 @@ pub(crate) fn affinity() -> (Processors, Domains) {
     (Processors { count: super::cores() as u32, first: 0, last: u32::MAX }, Domains::default())
 }
 
+/// What processors share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Domain {
+    /// The core of processors that run hyperthreads; otherwise each is a core.
+    Core,
+    /// The last-level cache.
+    Cache,
+    /// The memory of a NUMA node.
+    Node,
+}
+
+/// Returns the numbers of the processors that this process may use, those together that share a domain;
+/// none where the system has no such numbers. Where it does not say what they share, each is a core, and
+/// all share their cache and their node.
+#[must_use]
+pub fn domains(domain: Domain) -> Vec<Vec<u32>> {
+    #[cfg(all(target_os = "linux", not(miri)))]
+    return linux::domains(domain);
+    #[cfg(not(all(target_os = "linux", not(miri))))]
+    {
+        let _ = domain;
+        Vec::new()
+    }
+}
+
 /// Whether ranks that may use these processors are more than the processors. If ranks may use some
 /// of the same processors and some others, it may be wrong.
 pub(crate) fn is_crowded(ranks: &[Processors]) -> bool {
@@ -47,14 +72,50 @@ mod linux {
     use parking_lot::Mutex;
     use rustix::thread::{CpuSet, sched_getaffinity};
 
-    use super::{Domains, Processors};
+    use super::{Domain, Domains, Processors};
 
     /// The last answer, because most threads of a process have the same processors.
     static LAST: Mutex<Option<(Vec<u32>, Domains)>> = Mutex::new(None);
 
-    pub(super) fn affinity() -> Option<(Processors, Domains)> {
+    /// The processors that this thread may use, in ascending order.
+    fn allowed() -> Option<Vec<u32>> {
         let allowed = sched_getaffinity(None).ok()?;
-        let allowed: Vec<u32> = (0..CpuSet::MAX_CPU as u32).filter(|&cpu| allowed.is_set(cpu as usize)).collect();
+        Some((0..CpuSet::MAX_CPU as u32).filter(|&cpu| allowed.is_set(cpu as usize)).collect())
+    }
+
+    pub(super) fn domains(domain: Domain) -> Vec<Vec<u32>> {
+        allowed().map_or_else(Vec::new, |allowed| groups(Path::new("/sys/devices/system"), &allowed, domain))
+    }
+
+    /// Returns the processors that share a domain together, by the files of a system.
+    fn groups(system: &Path, allowed: &[u32], domain: Domain) -> Vec<Vec<u32>> {
+        let mut groups: Vec<Vec<u32>> = Vec::new();
+        for &cpu in allowed {
+            let folder = system.join(format!("cpu/cpu{cpu}"));
+            let shared = match domain {
+                Domain::Core => read(&folder.join("topology/thread_siblings_list")),
+                Domain::Cache => last_cache(&folder),
+                Domain::Node => node(&folder).and_then(|node| read(&system.join(format!("node/node{node}/cpulist")))),
+            };
+            let with = match (&shared, domain) {
+                (Some(shared), _) => groups.iter_mut().find(|group| shared.contains(&group[0])),
+                (None, Domain::Core) => None,
+                (None, _) => groups.first_mut(),
+            };
+            match with {
+                Some(group) => group.push(cpu),
+                None => groups.push(vec![cpu]),
+            }
+        }
+        groups
+    }
+
+    fn read(list: &Path) -> Option<Vec<u32>> {
+        processors(&fs::read_to_string(list).ok()?)
+    }
+
+    pub(super) fn affinity() -> Option<(Processors, Domains)> {
+        let allowed = allowed()?;
         let processors = Processors { count: allowed.len() as u32, first: *allowed.first()?, last: *allowed.last()? };
         let known = LAST.lock().as_ref().and_then(|(of, domains)| (*of == allowed).then_some(*domains));
         // Outside the lock, which a child that is forked meanwhile would find locked.
@@ -148,6 +209,20 @@ mod linux {
             assert_eq!(of(&[3, 4]), Some((0, 0)));
             assert_eq!(of(&[9]), Some((0, 0)));
             assert_eq!(of(&[]), None);
+            let shared = |allowed: &[u32], domain| groups(&system, allowed, domain);
+            let pairs = [vec![0, 1], vec![2, 3], vec![4, 5], vec![6, 7]];
+            let all: Vec<u32> = (0..8).collect();
+            assert_eq!(shared(&all, Domain::Cache), pairs);
+            assert_eq!(shared(&all, Domain::Node), [vec![0, 1, 2, 3], vec![4, 5, 6, 7]]);
+            assert_eq!(shared(&[1, 3, 6], Domain::Node), [vec![1, 3], vec![6]]);
+            // These do not say which cores they are.
+            assert_eq!(shared(&[2, 3], Domain::Core), [[2], [3]]);
+            for cpu in 0..4u32 {
+                write(format!("cpu/cpu{cpu}/topology/thread_siblings_list"), format!("{},{}\n", cpu % 2, cpu % 2 + 2));
+            }
+            assert_eq!(shared(&[0, 1, 2, 3, 4], Domain::Core), [vec![0, 2], vec![1, 3], vec![4]]);
+            // No files at all.
+            assert_eq!(groups(Path::new("/none"), &[3, 5], Domain::Cache), [[3, 5]]);
             fs::remove_dir_all(&system).unwrap();
         }
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::{Args as ClapArgs, ValueHint};
 
+use super::bind::BindTo;
 use crate::units::duration;
 
 /// The most ranks of a job.
@@ -61,6 +62,13 @@ pub(crate) struct Args {
     /// Do not write the rank before each line of output
     #[arg(long)]
     pub(super) no_prefix: bool,
+    /// Which processors a rank may use. Ranks that share a host find their share of its cores in
+    /// OMP_NUM_THREADS, unless it is set
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
+    pub(super) bind_to: BindTo,
+    /// Say which processors each rank may use, and what OMP_NUM_THREADS is
+    #[arg(long)]
+    pub(super) report_bindings: bool,
     /// Write what ranks write into files of this folder: rank-0.out, rank-0.err and so on
     #[arg(long, value_name = "FOLDER")]
     pub(super) log_dir: Option<PathBuf>,

@@ -6,6 +6,7 @@
 
 mod arguments;
 mod attempts;
+mod bind;
 mod cause;
 mod failures;
 mod guard;
@@ -25,6 +26,7 @@ use kolo::TcpStoreServer;
 use crate::complain;
 use crate::random::{hexadecimal, random};
 use attempts::{Attempt, Ended, Events, Refusal};
+use bind::Bindings;
 use local::LocalRanks;
 use program::{Job, OF_RANK, Program, free_address, has_input};
 use supervise::{Failure, Supervisor, drain};
@@ -88,6 +90,7 @@ fn launch(attempt: &Attempt<'_>) -> Result<Ended, Refusal> {
         std::env::set_current_dir(folder).map_err(|error| format!("--directory {}: {error}", folder.display()))?;
     }
 
+    let bindings = Bindings::new(args.bind_to, count)?;
     let mut supervisor = Supervisor::new(LocalRanks::new(&credentials.job, 0), args.grace(), args.kill_after);
     // Nothing is sent. The channel closes when all output of the ranks has been forwarded.
     let (unread, all_read) = bounded(0);
@@ -104,6 +107,10 @@ fn launch(attempt: &Attempt<'_>) -> Result<Ended, Refusal> {
         }
         command.envs(exported.iter().chain(&attempt.variables()).map(|(name, value)| (name, value)));
         job.tell(&mut command, rank);
+        if args.report_bindings {
+            complain(&format!("kolo run: {}", bindings.describe(&command, rank, rank)));
+        }
+        bindings.apply(&mut command, rank);
         if let Err(error) = supervisor.ranks.start(&mut command, |is_error| palette.sink(rank, is_error), sender, &unread) {
             supervisor.stop_all(receiver);
             return Err(Refusal(NOT_STARTED.into(), Some(program.cannot_be_started(&error))));

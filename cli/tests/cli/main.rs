@@ -7,6 +7,8 @@ mod common;
 mod namespaces;
 
 mod bench;
+#[cfg(unix)]
+mod bindings;
 mod c;
 mod compare;
 mod completions;

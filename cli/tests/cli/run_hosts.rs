@@ -401,6 +401,23 @@ fn a_job_starts_with_the_hosts_that_answer() {
     assert!(output.status.success() && said.contains("(1 of 1 restart)"), "{said}");
 }
 
+/// Each host places its own ranks.
+#[test]
+#[cfg(target_os = "linux")]
+fn bindings_are_reported_by_each_host() {
+    let bed = Bed::new("bound");
+    let said = |options: &[&str]| {
+        let output = bed.run(&[options, &["--hosts", "a,b", "--report-bindings", "--", "true"]].concat()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        text(&output.stderr)
+    };
+    let bound = said(&["--bind-to", "core"]);
+    for (rank, host) in ["a", "b"].iter().enumerate() {
+        assert!(bound.contains(&format!("kolo run: host {host}: rank {rank} is bound to core 0 (processors ")), "{bound}");
+    }
+    assert!(said(&[]).contains("kolo run: host b: rank 1 is not bound"));
+}
+
 #[test]
 fn what_a_shell_writes_before_the_agent_is_passed_on() {
     let bed = Bed::new("greets");

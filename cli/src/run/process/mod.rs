@@ -15,7 +15,7 @@ use std::process::{Child, ExitStatus};
 pub(super) use platform::{OUTPUT_PATIENCE, RankOutput};
 pub(crate) use platform::{
     Signal, Tie, announce, become_independent, decode_status, describe, encode_status, exit, exit_code, ignore_signals,
-    make_private_folder, prepare, send, spawn_reader, was_killed, watch_signals,
+    make_private_folder, prepare, send, spawn_reader, use_processors, was_killed, watch_signals,
 };
 
 /// What the launcher waits for.

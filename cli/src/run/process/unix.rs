@@ -135,6 +135,22 @@ pub(crate) fn announce(command: &mut Command, reader: &ChildStdin) -> io::Result
     Ok(())
 }
 
+/// Has the process that will be started run on these processors alone.
+pub(crate) fn use_processors(command: &mut Command, processors: &[u32]) {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::thread::{CpuSet, sched_setaffinity};
+        let mut set = CpuSet::new();
+        processors.iter().for_each(|processor| set.set(*processor as usize));
+        // SAFETY: between fork and exec only async-signal-safe calls are allowed; this is one system
+        // call.
+        unsafe { command.pre_exec(move || Ok(sched_setaffinity(None, &set)?)) };
+    }
+    // Elsewhere ranks are not bound: no domain is known there.
+    #[cfg(not(target_os = "linux"))]
+    let _ = (command, processors);
+}
+
 /// Makes a folder that only its user can open.
 pub(crate) fn make_private_folder(path: &Path) -> io::Result<()> {
     std::fs::DirBuilder::new().mode(0o700).create(path)

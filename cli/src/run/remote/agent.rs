@@ -14,6 +14,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, select, unbounded};
 use serde::Serialize;
 
 use super::super::arguments::MOST_RANKS;
+use super::super::bind::Bindings;
 use super::super::local::LocalRanks;
 use super::super::output::Sink;
 use super::super::process::{self, Event, Signal, watch_signals};
@@ -73,7 +74,7 @@ fn serve() -> Result<(), String> {
         Ok(Some(Frame::Message(ToAgent::Job(job)))) => job,
         _ => return Err("no job came from the launcher; use the same version of kolo on both machines".to_owned()),
     };
-    let (program, master) = match prepare(&job) {
+    let (program, master, bindings) = match prepare(&job) {
         Ok(prepared) => prepared,
         Err(why) => {
             launcher.tell(&ToLauncher::Refused(why));
@@ -96,7 +97,7 @@ fn serve() -> Result<(), String> {
     let mut agent =
         Agent { launcher, ranks, first: job.first, unread, input: None, keep_going, has_failed: false, shutdown: Shutdown::No };
     let (reading, all_read) = bounded(0);
-    agent.start((&job, master), &program, &events, &reading);
+    agent.start((&job, master, &bindings), &program, &events, &reading);
     drop(reading);
     agent.supervise(&event, &heard);
     agent.send_rest(&event, &heard, &all_read);
@@ -105,9 +106,9 @@ fn serve() -> Result<(), String> {
     Ok(())
 }
 
-/// Checks whether the ranks of a job can start here. Returns their program, and an address of this
-/// host with a free port.
-fn prepare(job: &Job) -> Result<(Program<'_>, SocketAddr), String> {
+/// Checks whether the ranks of a job can start here. Returns their program, an address of this host with
+/// a free port, and the processors of each rank.
+fn prepare(job: &Job) -> Result<(Program<'_>, SocketAddr, Bindings), String> {
     let most = MOST_RANKS as usize;
     if job.ranks == 0 || job.world_size > most || job.first.checked_add(job.ranks).is_none_or(|end| job.world_size < end) {
         return Err("the job has no ranks here, or too many".to_owned());
@@ -125,7 +126,7 @@ fn prepare(job: &Job) -> Result<(Program<'_>, SocketAddr), String> {
     })?;
     let own = connected.local_addr().and_then(|own| program::free_address(own.ip()));
     let own = own.map_err(|error| format!("no port is free: {error}"))?;
-    Ok((Program::new(&job.program)?, own))
+    Ok((Program::new(&job.program)?, own, Bindings::new(job.bind_to, job.ranks)?))
 }
 
 /// Starts to write frames, on a thread of its own: a write waits if the launcher does not read. The
@@ -238,7 +239,13 @@ struct Agent {
 }
 
 impl Agent {
-    fn start(&mut self, (job, master): (&Job, SocketAddr), program: &Program<'_>, events: &Sender<Event>, reading: &Sender<()>) {
+    fn start(
+        &mut self,
+        (job, master, bindings): (&Job, SocketAddr, &Bindings),
+        program: &Program<'_>,
+        events: &Sender<Event>,
+        reading: &Sender<()>,
+    ) {
         let place = program::Job {
             name: &job.name,
             world_size: job.world_size,
@@ -254,6 +261,11 @@ impl Agent {
             command.envs(job.environment.iter().map(|(name, value)| (name, value)));
             place.tell(&mut command, rank);
             let (launcher, unread, at) = (&self.launcher, &self.unread, rank - job.first);
+            if job.report_bindings {
+                // The launcher writes the name of the host before it.
+                complain(&bindings.describe(&command, rank, at));
+            }
+            bindings.apply(&mut command, at);
             let sink = |is_error| launcher.sink(unread.clone(), rank, at, is_error);
             match self.ranks.start(&mut command, sink, events, reading) {
                 Ok(input) => {

@@ -160,6 +160,8 @@ fn start(
             program: args.program.clone(),
             has_input: reads && of_host.start == 0,
             keep_going: args.keep_going,
+            bind_to: args.bind_to,
+            report_bindings: args.report_bindings,
         };
         ranks.hosts.extend(of_host.clone().map(|_| Some(index)));
         let connection = agents.open(index, &host, of_host, receivers.clone());

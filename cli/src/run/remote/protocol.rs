@@ -12,8 +12,10 @@ use std::net::SocketAddr;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::super::bind::BindTo;
+
 /// The agent's first line. Its number changes with the protocol.
-pub(super) const PREAMBLE: &[u8] = b"kolo agent: protocol 3\n";
+pub(super) const PREAMBLE: &[u8] = b"kolo agent: protocol 4\n";
 
 /// The largest frame of the launcher, in bytes: arguments and environment are at most this long.
 pub(super) const LARGEST_JOB: usize = 16 << 20;
@@ -42,6 +44,8 @@ pub(super) struct Job {
     pub(super) has_input: bool,
     /// Whether the other ranks go on when one has failed.
     pub(super) keep_going: bool,
+    pub(super) bind_to: BindTo,
+    pub(super) report_bindings: bool,
 }
 
 /// What the launcher tells an agent.
