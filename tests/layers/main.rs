@@ -190,8 +190,8 @@ fn os_words_outside_sys(sources: &Sources) -> Vec<String> {
 fn creates_files(sources: &Sources) -> Vec<String> {
     let is_allowed = |source: &&Source| {
         let is_sys = source.module.first().is_some_and(|module| module == "sys");
-        // The folders that the user names for plots and for man pages are the user's.
-        let is_users = ["plan/plots.rs", "completions.rs"].contains(&source.file.as_str());
+        // The folders that the user names for plots, for man pages and for logs are the user's.
+        let is_users = ["plan/plots.rs", "completions.rs", "run/logs.rs"].contains(&source.file.as_str());
         is_sys || IN_OWN_FOLDERS.contains(&source.file.as_str()) || is_users
     };
     let others = sources.iter().filter(|source| !is_allowed(source));

@@ -5,16 +5,18 @@
 //! fails, unless they are to go on. On other hosts, an agent that ssh starts does this for the ranks there.
 
 mod arguments;
-mod attempts;
+mod attempt;
 mod bind;
 mod cause;
 mod failures;
 mod guard;
 mod local;
+mod logs;
 mod output;
 pub(crate) mod process;
 mod program;
 mod remote;
+mod restarts;
 mod supervise;
 
 use std::ffi::{OsStr, OsString};
@@ -25,7 +27,7 @@ use kolo::TcpStoreServer;
 
 use crate::complain;
 use crate::random::{hexadecimal, random};
-use attempts::{Attempt, Ended, Events, Refusal};
+use attempt::{Attempt, Ended, Events, Refusal};
 use bind::Bindings;
 use local::LocalRanks;
 use program::{Job, OF_RANK, Program, free_address, has_input};
@@ -44,7 +46,7 @@ const NOT_STARTED: u8 = 127;
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     let hosts = remote::hosts(args).map_err(Refusal::from);
-    match hosts.and_then(|hosts| attempts::run(args, hosts.as_deref())) {
+    match hosts.and_then(|hosts| restarts::run(args, hosts.as_deref())) {
         Ok(code) => code,
         Err(Refusal(code, message)) => {
             if let Some(message) = message {

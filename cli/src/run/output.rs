@@ -1,12 +1,11 @@
 //! The output of the ranks, line by line, each with the number of its rank.
 
-use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, ErrorKind, IsTerminal, Read, Write};
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use anstyle::{AnsiColor, Style};
 
+use super::logs::Logs;
 use crate::{complain, wants_colour};
 
 /// Where the lines of each rank go, after which prefix, and whether lines were lost.
@@ -17,27 +16,6 @@ pub(super) struct Palette {
     /// Why standard output, standard error or a file cannot be written, although its reader has not
     /// gone: a disk may be full.
     problem: Arc<OnceLock<String>>,
-}
-
-/// The files of `--log-dir`: of each rank one for its standard output, and one for its standard error.
-pub(super) struct Logs {
-    files: Vec<[File; 2]>,
-    /// Whether the lines are also written where the launcher writes.
-    tee: bool,
-}
-
-impl Logs {
-    /// Makes the files. They go on after a restart.
-    pub(super) fn new(folder: &Path, ranks: usize, tee: bool, is_restart: bool) -> Result<Logs, String> {
-        let open = |name: String| {
-            let path = folder.join(name);
-            let opened = if is_restart { File::options().append(true).create(true).open(&path) } else { File::create(&path) };
-            opened.map_err(|error| format!("--log-dir: {} cannot be written: {error}", path.display()))
-        };
-        fs::create_dir_all(folder).map_err(|error| format!("--log-dir {}: {error}", folder.display()))?;
-        let both = |rank| Ok([open(format!("rank-{rank}.out"))?, open(format!("rank-{rank}.err"))?]);
-        Ok(Logs { files: (0..ranks).map(both).collect::<Result<_, String>>()?, tee })
-    }
 }
 
 const COLOURS: [AnsiColor; 6] =
@@ -79,10 +57,8 @@ impl Palette {
     /// A full disk does not end the job.
     pub(super) fn write(&self, rank: usize, is_error: bool, line: &[u8]) -> bool {
         if let Some(logs) = &self.logs {
-            let mut file = &logs.files[rank][usize::from(is_error)];
-            if let Err(error) = file.write_all(line) {
-                let of = if is_error { "standard error" } else { "standard output" };
-                self.problem.get_or_init(|| format!("the file of rank {rank}'s {of} cannot be written: {error}"));
+            if let Err(problem) = logs.write(rank, is_error, line) {
+                self.problem.get_or_init(|| problem);
             }
             if !logs.tee {
                 return true;

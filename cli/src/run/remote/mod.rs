@@ -25,7 +25,7 @@ use crossbeam_channel::{Receiver, after, bounded, select, unbounded};
 use kolo::TcpStoreServer;
 
 use super::arguments::Args;
-use super::attempts::{Attempt, Ended, Events, Refusal};
+use super::attempt::{Attempt, Ended, Events, Refusal};
 use super::cause::Member;
 use super::failures::{Names, names};
 use super::output::Palette;
