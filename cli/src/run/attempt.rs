@@ -11,7 +11,7 @@ use super::arguments::Args;
 use super::logs::Logs;
 use super::output::Palette;
 use super::process::{Event, Signal};
-use super::program::Program;
+use super::program::{Program, has_input};
 use super::supervise::Failure;
 use crate::check_command;
 
@@ -84,6 +84,12 @@ impl Attempt<'_> {
             Some(words) if self.restarts == 0 => check_command(words, ranks, is_here).map_err(|code| Refusal(code, None)),
             _ => Ok(()),
         }
+    }
+
+    /// Returns whether rank 0 reads what the launcher reads: of several starts the first, which may have
+    /// read a part of it.
+    pub(super) fn reads_input(&self) -> bool {
+        self.restarts == 0 && has_input()
     }
 
     /// Returns where the lines of the ranks go.

@@ -23,6 +23,7 @@ impl Logs {
         let both = |rank| Ok([open(format!("rank-{rank}.out"))?, open(format!("rank-{rank}.err"))?]);
         Ok(Logs { files: (0..ranks).map(both).collect::<Result<_, String>>()?, tee })
     }
+
     pub(super) fn write(&self, rank: usize, is_error: bool, line: &[u8]) -> Result<(), String> {
         let mut file = &self.files[rank][usize::from(is_error)];
         file.write_all(line).map_err(|error| {

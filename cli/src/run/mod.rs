@@ -30,7 +30,7 @@ use crate::random::{hexadecimal, random};
 use attempt::{Attempt, Ended, Events, Refusal};
 use bind::Bindings;
 use local::LocalRanks;
-use program::{Job, OF_RANK, Program, free_address, has_input};
+use program::{Job, OF_RANK, Program, free_address};
 use supervise::{Failure, Supervisor, drain};
 
 pub(crate) use arguments::Args;
@@ -102,7 +102,7 @@ fn launch(attempt: &Attempt<'_>) -> Result<Ended, Refusal> {
     let master = free_address(store.ip()).map_err(|error| format!("no port is free on {}: {error}", store.ip()))?;
     let job = Job { name: &credentials.job, world_size: count, first: 0, ranks: count, store, master, secret: secret.as_deref() };
     for rank in 0..count {
-        let mut command = program.command(if rank == 0 && has_input() { Stdio::inherit() } else { Stdio::null() });
+        let mut command = program.command(if rank == 0 && attempt.reads_input() { Stdio::inherit() } else { Stdio::null() });
         // Rank 0 of a built-in command prints a report and has the terminal to itself.
         if program.is_built_in && rank == 0 && args.log_dir.is_none() {
             command.stdout(Stdio::inherit()).stderr(Stdio::inherit());

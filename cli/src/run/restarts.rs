@@ -21,7 +21,8 @@ use crate::units::count;
 /// What is known of a start when all have ended.
 struct Row {
     took: Duration,
-    code: i32,
+    /// The exit status; `None` if it was not started.
+    code: Option<i32>,
     reason: String,
 }
 
@@ -34,10 +35,20 @@ pub(super) fn run(args: &Args, hosts: Option<&[Host]>) -> Result<ExitCode, Refus
     for restarts in 0.. {
         let began = Instant::now();
         let attempt = Attempt { args, restarts, signals: &signals, asked_to_end: &asked_to_end };
-        let Ended { failure, palette, ranks } = match hosts {
+        let launched = match hosts {
             Some(hosts) => remote::launch(&attempt, hosts),
             None => launch(&attempt),
-        }?;
+        };
+        let Ended { failure, palette, ranks } = match launched {
+            Ok(ended) => ended,
+            Err(Refusal(code, Some(reason))) if restarts > 0 => {
+                complain(&format!("kolo run: {reason}"));
+                rows.push(Row { took: began.elapsed(), code: None, reason });
+                report(&rows);
+                return Err(Refusal(code, None));
+            }
+            Err(refusal) => return Err(refusal),
+        };
         let lost = palette.finish();
         if let Some(problem) = lost {
             complain(&format!("kolo run: {problem}; output of the ranks is lost"));
@@ -55,7 +66,7 @@ pub(super) fn run(args: &Args, hosts: Option<&[Host]>) -> Result<ExitCode, Refus
         } else if failure.is_some() {
             complain(&format!("kolo run: {reason}"));
         }
-        rows.push(Row { took: began.elapsed(), code, reason });
+        rows.push(Row { took: began.elapsed(), code: Some(code), reason });
         if !starts_again {
             report(&rows);
             return Ok(process::exit(code));
@@ -75,6 +86,7 @@ fn report(rows: &[Row]) {
     }
     complain("kolo run: start   seconds  status  ended because");
     for (start, Row { took, code, reason }) in rows.iter().enumerate() {
+        let code = code.map_or_else(|| "-".to_owned(), |code| code.to_string());
         complain(&format!("kolo run: {:>5} {:>9.1} {code:>7}  {reason}", start + 1, took.as_secs_f64()));
     }
 }

@@ -401,6 +401,20 @@ fn a_job_starts_with_the_hosts_that_answer() {
     assert!(output.status.success() && said.contains("(1 of 1 restart)"), "{said}");
 }
 
+/// The starts that came before are in the table, although the last one was refused.
+#[test]
+fn a_host_that_is_gone_at_a_restart_ends_the_job() {
+    let bed = Bed::new("gone");
+    fs::write(bed.0.join("is-back"), "").unwrap();
+    let script = "rm -f is-back; exit 7";
+    let arguments = ["--hosts", "a,back", "--max-restarts", "3", "--", "sh", "-c", script];
+    let output = end_of(piped(&mut bed.run(&arguments)));
+    let said = text(&output.stderr);
+    let rows: Vec<Vec<&str>> = said.lines().rev().take(2).map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!((rows[1][2], rows[1][4], rows[0][2], rows[0][4]), ("1", "7", "2", "-"), "{said}");
+    assert!(rows[0].contains(&"back:") && output.status.code() == Some(125), "{said}");
+}
+
 /// Each host places its own ranks.
 #[test]
 #[cfg(target_os = "linux")]

@@ -30,7 +30,7 @@ use super::cause::Member;
 use super::failures::{Names, names};
 use super::output::Palette;
 use super::process::{Event, Signal};
-use super::program::{Program, has_input};
+use super::program::Program;
 use super::supervise::{Failure, Ranks, Supervisor};
 use super::{Credentials, after_the_output, exported};
 use crate::complain;
@@ -93,11 +93,12 @@ pub(super) fn launch(attempt: &Attempt<'_>, hosts: &[Host]) -> Result<Ended, Ref
                     hosts.iter().filter(|host| problems.iter().all(|(silent, _)| *silent != host.name)).cloned().collect();
                 let slots: u32 = others.iter().map(|host| host.slots).sum();
                 let is_enough = args.ranks.is_some_and(|ranks| ranks.least < ranks.most && ranks.least <= slots);
+                let them = if problems.len() == 1 { "it" } else { "them" };
                 let said = problems.into_iter().map(|(_, problem)| problem).collect::<Vec<_>>().join("\nkolo run: ");
                 if !is_enough {
                     return Err(said.into());
                 }
-                complain(&format!("kolo run: {said}; the other hosts start without it"));
+                complain(&format!("kolo run: {said}; the other hosts start without {them}"));
                 hosts = others;
                 continue;
             }
@@ -145,7 +146,7 @@ fn start(
     let notes = Arc::new(Notes::default());
     let receivers = Receivers { palette: palette.clone(), events: events.sender.clone(), answers, notes: notes.clone(), unread };
     let mut ranks = RemoteRanks { connections: Vec::new(), hosts: Vec::new(), notes };
-    let reads = has_input();
+    let reads = attempt.reads_input();
     for (index, Placed { host, ranks: of_host }) in placed.into_iter().enumerate() {
         let job = Job {
             name: credentials.job.clone(),
