@@ -4,7 +4,7 @@
 type Advice = (&'static [&'static str], &'static str);
 
 /// Options of mpirun, mpiexec, torchrun, horovodrun and srun.
-const RUN: [Advice; 14] = [
+const RUN: [Advice; 16] = [
     (
         &["np", "c", "nproc", "num-proc", "num-processes", "ntasks", "ppn", "nproc-per-node", "ntasks-per-node", "npernode"],
         "'-n 4' starts four ranks, '--hosts a:4,b:4' four on each host",
@@ -20,8 +20,8 @@ const RUN: [Advice; 14] = [
         "leave it out: the launcher has a store; '--address' is where other hosts reach it",
     ),
     (
-        &["max-restarts", "kill-on-bad-exit", "no-kill", "enable-recovery"],
-        "no rank is started again; with '--keep-going', the other ranks go on",
+        &["kill-on-bad-exit", "no-kill", "enable-recovery"],
+        "with '--keep-going', the other ranks go on; '--max-restarts 3' starts all again",
     ),
     (&["wdir", "wd", "chdir", "workdir", "cwd"], "write '--directory'"),
     (&["env", "genv", "export"], "write '-x NAME=VALUE', or '-x NAME'"),
@@ -32,10 +32,12 @@ const RUN: [Advice; 14] = [
         &["tag-output", "label", "l", "prepend-rank"],
         "leave it out: each line begins with its rank, unless '--no-prefix' is given",
     ),
+    (&["oversubscribe", "allow-run-as-root"], "leave it out: any user may start any number of ranks"),
     (
-        &["oversubscribe", "allow-run-as-root", "bind-to", "map-by", "rank-by", "cpu-bind", "cpus-per-task"],
-        "leave it out: any user may start any number of ranks, and none is bound to processors",
+        &["map-by", "rank-by", "cpu-bind", "cpus-per-task", "numa-binding"],
+        "'--bind-to core', 'l3' or 'numa' binds ranks to processors",
     ),
+    (&["output-filename", "redirects", "r", "o", "output"], "write '--log-dir FOLDER', with '--tee' to see it here, too"),
     (&["verbose", "log-level"], "set KOLO_LOG=debug"),
 ];
 

@@ -28,7 +28,6 @@ pub(crate) struct Args {
     #[arg(
         short = 'n',
         long = "ranks",
-        value_name = "RANKS|MIN:MAX",
         required_unless_present_any = ["hosts", "hostfile"],
         value_parser = ranks
     )]

@@ -272,8 +272,8 @@ fn a_misspelt_variable_is_told_by_every_command() {
 fn a_wrong_command_line_is_told_once_and_by_its_fault() {
     let kolo = env!("CARGO_BIN_EXE_kolo");
     for (arguments, code, hint) in [
-        (&["run", "--max-restarts", "3", "true"][..], 2, "unexpected argument '--max-restarts'"),
-        (&["run", "--bind-to", "core", "-n", "2", "true"], 2, "unexpected argument '--bind-to'"),
+        (&["run", "--no-kill", "-n", "2", "true"][..], 2, "unexpected argument '--no-kill'"),
+        (&["run", "--map-by", "core", "-n", "2", "true"], 2, "unexpected argument '--map-by'"),
         (&["run", "-np", "2", "true"], 2, "write -n 2, not -np 2"),
         (&["run", "-n", "4", "--", kolo, "bench", "nonsense"], 2, "invalid value 'nonsense'"),
         (&["run", "-n", "4", "--", "bench", "nonsense"], 2, "invalid value 'nonsense'"),
@@ -286,7 +286,9 @@ fn a_wrong_command_line_is_told_once_and_by_its_fault() {
         assert!(!err.contains("--ranks <RANKS>\n") && !err.contains("[1] "), "{arguments:?}: {err}");
     }
     for (arguments, tip) in [
-        (&["run", "--max-restarts", "3", "true"][..], "with '--keep-going', the other ranks go on"),
+        (&["run", "--enable-recovery", "true"][..], "with '--keep-going', the other ranks go on"),
+        (&["run", "--output-filename", "logs", "true"], "write '--log-dir FOLDER'"),
+        (&["run", "--cpus-per-task=2", "true"], "'--bind-to core'"),
         (&["run", "--np", "2", "true"], "'-n 4' starts four ranks"),
         (&["run", "--nproc_per_node=2", "true"], "'-n 4' starts four ranks"),
         (&["run", "-machinefile", "hosts", "true"], "write '--hostfile'"),
