@@ -162,7 +162,7 @@ pub mod settings {
     #[doc(hidden)]
     pub use crate::network::topology::topology_of_environment;
     #[doc(hidden)]
-    pub use crate::sys::{Domain, domains};
+    pub use crate::sys::{Domain, cores, domains};
 }
 
 /// [encrypted links]: crate::settings#encrypted-links

@@ -143,7 +143,8 @@ pub(crate) fn every_case() -> bool {
 }
 
 /// Returns how many processors this process may use.
-pub(crate) fn cores() -> usize {
+#[must_use]
+pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 

@@ -154,7 +154,7 @@ impl Machine {
             hostname: hostname.unwrap_or_default().trim().to_owned(),
             os: std::env::consts::OS,
             arch: std::env::consts::ARCH,
-            cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            cores: kolo::settings::cores(),
             cpu: read("/proc/cpuinfo").and_then(|text| field(text, "model name")),
             kernel: read("/proc/sys/kernel/osrelease").map(|text| text.trim().to_owned()),
             memory_bytes: kibibytes.map(|kibibytes| kibibytes << 10),

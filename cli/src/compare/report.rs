@@ -125,7 +125,7 @@ impl Report {
              The machine changes between rounds, so it is not the ratio of two p50",
         ));
         if let Some(processors) = self.busy_processors.filter(|processors| *processors >= BUSY) {
-            let all = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            let all = kolo::settings::cores();
             remark(&format!(
                 "BUSY: other programs used {processors:.1} of {all} processors meanwhile: times are longer than on a quiet \
                  machine, and ratios vary"

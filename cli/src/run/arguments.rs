@@ -74,9 +74,9 @@ pub(crate) struct Args {
     /// With --log-dir: write it here, too
     #[arg(long, requires = "log_dir")]
     pub(super) tee: bool,
-    /// Start all ranks again after one has failed, so many times at most. They find the number of the
-    /// restart in TORCHELASTIC_RESTART_COUNT, and go on from what the program has saved. Only the first
-    /// start reads standard input
+    /// How often kolo may start all ranks again after one has failed [default: 0]. The ranks find the
+    /// number of the restart in TORCHELASTIC_RESTART_COUNT, and go on from what the program has saved.
+    /// Only the first start reads standard input
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, conflicts_with = "keep_going")]
     pub(super) max_restarts: u32,
     /// How long the other ranks may take to report after one has failed

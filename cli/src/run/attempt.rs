@@ -1,6 +1,7 @@
 //! One start of a job: its signals, its output, and how it ends.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 
@@ -34,6 +35,8 @@ pub(super) struct Ended {
 /// One start of the job.
 pub(super) struct Attempt<'a> {
     pub(super) args: &'a Args,
+    /// The folder of `--log-dir`, by a path that a change of the working directory does not change.
+    pub(super) log_dir: Option<&'a Path>,
     /// How many starts came before.
     pub(super) restarts: u32,
     pub(super) signals: &'a Receiver<Event>,
@@ -93,10 +96,11 @@ impl Attempt<'_> {
     }
 
     /// Returns where the lines of the ranks go.
-    pub(super) fn palette(&self, ranks: usize) -> Result<Palette, String> {
-        let Args { log_dir, tee, no_prefix, .. } = self.args;
-        let logs = log_dir.as_ref().map(|folder| Logs::new(folder, ranks, *tee, self.restarts > 0)).transpose()?;
-        Ok(Palette::new(ranks, !no_prefix, logs))
+    pub(super) fn palette(&self, program: &Program<'_>, ranks: usize) -> Result<Palette, String> {
+        let logs = self.log_dir.map(|folder| Logs::new(folder, ranks, self.args.tee, self.restarts > 0)).transpose()?;
+        let palette = Palette::new(ranks, !self.args.no_prefix, logs);
+        // Rank 0 of a built-in command prints a report.
+        Ok(if program.is_built_in { palette.without_prefix_of(0) } else { palette })
     }
 
     /// Returns what programs that torchrun starts are told, too.

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use clap::ValueEnum;
-use kolo::settings::{Domain, domains};
+use kolo::settings::{Domain, cores, domains};
 use serde::{Deserialize, Serialize};
 
 use super::process::use_processors;
@@ -39,7 +39,7 @@ struct Binding {
 }
 
 impl Bindings {
-    /// Chooses the processors of so many ranks of this host.
+    /// Chooses processors for each of `ranks` ranks on this host.
     pub(super) fn new(bind_to: BindTo, ranks: usize) -> Result<Bindings, String> {
         let shared = match bind_to {
             BindTo::Core => domains(Domain::Core),
@@ -51,7 +51,7 @@ impl Bindings {
             return Err("--bind-to: this system does not say which processors share what; leave it out".to_owned());
         }
         // A control group may leave less time than that of all processors.
-        let time = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let time = cores();
         let ranks = place(bind_to, ranks, &shared, &domains(Domain::Core), time)?;
         Ok(Bindings { bind_to, ranks })
     }

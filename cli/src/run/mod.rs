@@ -30,13 +30,13 @@ use crate::random::{hexadecimal, random};
 use attempt::{Attempt, Ended, Events, Refusal};
 use bind::Bindings;
 use local::LocalRanks;
+use process::Event;
 use program::{Job, OF_RANK, Program, free_address};
 use supervise::{Failure, Supervisor, drain};
 
 pub(crate) use arguments::Args;
 pub(crate) use failures::FailureFolder;
 pub(crate) use guard::{Args as GuardArgs, guard};
-use process::Event;
 pub(crate) use remote::agent::agent;
 
 /// Exit status when the launcher itself fails.
@@ -87,7 +87,7 @@ fn launch(attempt: &Attempt<'_>) -> Result<Ended, Refusal> {
     let credentials = Credentials::new()?;
     let address = ([127, 0, 0, 1], 0).into();
     let server = TcpStoreServer::bind(address, &credentials.job, Some(credentials.secret)).map_err(|error| error.to_string())?;
-    let palette = attempt.palette(count)?;
+    let palette = attempt.palette(&program, count)?;
     if let (Some(folder), 0) = (&args.directory, attempt.restarts) {
         std::env::set_current_dir(folder).map_err(|error| format!("--directory {}: {error}", folder.display()))?;
     }

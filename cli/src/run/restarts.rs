@@ -30,11 +30,13 @@ struct Row {
 pub(super) fn run(args: &Args, hosts: Option<&[Host]>) -> Result<ExitCode, Refusal> {
     let (sender, signals) = unbounded();
     process::watch_signals(&sender).map_err(|error| format!("cannot watch for signals: {error}"))?;
+    let log_dir = args.log_dir.as_ref().map(std::path::absolute).transpose();
+    let log_dir = log_dir.map_err(|error| format!("--log-dir: {error}"))?;
     let asked_to_end = Arc::new(OnceLock::new());
     let mut rows = Vec::new();
     for restarts in 0.. {
         let began = Instant::now();
-        let attempt = Attempt { args, restarts, signals: &signals, asked_to_end: &asked_to_end };
+        let attempt = Attempt { args, log_dir: log_dir.as_deref(), restarts, signals: &signals, asked_to_end: &asked_to_end };
         let launched = match hosts {
             Some(hosts) => remote::launch(&attempt, hosts),
             None => launch(&attempt),

@@ -111,6 +111,30 @@ fn what_ranks_write_goes_into_files() {
     assert_eq!(output.status.code(), Some(1));
 }
 
+/// A later start would get what the first had left.
+#[test]
+fn only_the_first_start_reads_input() {
+    let folder = Folder::new("input");
+    fs::write(folder.0.join("input"), "line\n").unwrap();
+    let input = fs::File::open(folder.0.join("input")).unwrap();
+    let script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 7; cat; echo end";
+    let mut command = program();
+    command.args(["run", "-n", "1", "--max-restarts", "1", "--", "sh", "-c", script]).stdin(input);
+    assert_eq!(text(&command.output().unwrap().stdout), "[0] end\n");
+}
+
+/// The folder is that of the launcher's working directory, before and after a restart.
+#[test]
+fn files_of_all_starts_are_in_one_folder() {
+    let folder = Folder::new("logs-elsewhere");
+    fs::create_dir(folder.0.join("work")).unwrap();
+    let options = ["run", "-n", "2", "--log-dir", "logs", "--directory", "work", "--max-restarts", "1"];
+    let mut command = program();
+    command.current_dir(&folder.0).args(options).args(["--", "sh", "-c", &fails_until(1)]).stdin(Stdio::null());
+    assert!(command.status().unwrap().success());
+    assert_eq!(fs::read_to_string(folder.0.join("logs/rank-1.out")).unwrap(), "start 0\nstart 1\n");
+}
+
 #[test]
 fn options_that_contradict_each_other_are_refused() {
     for (options, hint) in

@@ -80,9 +80,7 @@ pub(super) fn launch(attempt: &Attempt<'_>, hosts: &[Host]) -> Result<Ended, Ref
         let placed = hosts::place(&hosts, args.ranks)?;
         let count = placed.last().map_or(0, |last| last.ranks.end);
         attempt.check(&program, count, false)?;
-        let palette = attempt.palette(count)?;
-        // Rank 0 of a built-in command prints a report.
-        let palette = if program.is_built_in { palette.without_prefix_of(0) } else { palette };
+        let palette = attempt.palette(&program, count)?;
         let started = match start(attempt, &agents, placed, &palette, (&environment, &directory))? {
             Ok(started) => started,
             Err(NotReady::Stopped(signal)) => {
