@@ -29,6 +29,19 @@ def with_cpp():
     if tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 11):
         sys.exit(f"the backend in C++ needs PyTorch 2.11 or newer, and this is {torch.__version__}; the one in Python does not")
     include = _library.PREFIX / "include"
+    csrc = HERE / "csrc"
+
+    def parts():
+        """Two files that include all sources. Most of the time goes into PyTorch's headers, which each file reads again."""
+        folder = HERE / "build"
+        folder.mkdir(exist_ok=True)
+        halves = ([], [])
+        for source in sorted(csrc.glob("*.cpp"), key=lambda path: -path.stat().st_size):
+            min(halves, key=lambda half: sum(path.stat().st_size for path in half)).append(source)
+        for number, half in enumerate(halves):
+            part = folder / f"part_{number}.cpp"
+            part.write_text("".join(f'#include "../csrc/{source.name}"\n' for source in sorted(half)))
+            yield str(part.relative_to(HERE))
 
     class Build(BuildExtension):
         """Says in the package which PyTorch the backend is for."""
@@ -43,8 +56,8 @@ def with_cpp():
 
     extension = CppExtension(
         name="torch_kolo._C",
-        sources=[str(path.relative_to(HERE)) for path in sorted((HERE / "csrc").glob("*.cpp"))],
-        depends=[str(include / "kolo.h"), *(os.path.relpath(path, HERE) for path in (HERE / "csrc").glob("*.hpp"))],
+        sources=list(parts()),
+        depends=[str(include / "kolo.h"), *(str(path.relative_to(HERE)) for path in csrc.iterdir())],
         include_dirs=[str(include)],
         extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"],
         # pykolo loads the library before.
