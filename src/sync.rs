@@ -1,113 +1,75 @@
-//! Atomics, and sleeping on them, so that loom and production share the code of the protocols.
+//! Atomics, and sleeping on them. The crate in `tests/loom` has those of loom in their place, so that
+//! loom and production share the code of the protocols.
 //!
 //! Where each of two sides stores its own word and then loads the other's, at least one side must
 //! see the other's store. That takes sequentially consistent accesses ([`announce`], [`look`]).
-//! loom models sequential consistency of fences only, so its version has a fence beside each
-//! access, which is at least as strong.
 
-#[cfg(not(kolo_loom))]
-mod shim {
-    pub(crate) use core::sync::atomic::Ordering;
-    #[cfg(not(test))]
-    pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64};
+pub(crate) use core::sync::atomic::Ordering;
+#[cfg(not(test))]
+pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64};
 
+#[cfg(test)]
+pub(crate) use watched::{AtomicU32, AtomicU64};
+
+pub(crate) use crate::sys::{sleep_on, wake_all};
+
+/// Stores a word. Later looks come after the store, and earlier writes are released with it.
+#[inline]
+pub(crate) fn announce(word: &AtomicU32, value: u32) {
+    word.store(value, Ordering::SeqCst);
+}
+
+/// Adds to a word. Later looks come after the addition.
+#[inline]
+pub(crate) fn announce_add(word: &AtomicU32, value: u32) {
+    word.fetch_add(value, Ordering::SeqCst);
+}
+
+/// Fetches a cache line that this thread will soon read.
+#[inline]
+pub(crate) fn prefetch_to_read<T>(_line: *const T) {
+    // SAFETY: the instruction is a hint. It changes neither memory nor registers, and fails on
+    // no address.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    unsafe {
+        core::arch::asm!("prefetcht0 [{}]", in(reg) _line, options(nostack, preserves_flags, readonly));
+    }
+    // SAFETY: the instruction is a hint, too, which by the architecture never aborts.
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    unsafe {
+        core::arch::asm!("prfm pldl1keep, [{}]", in(reg) _line, options(nostack, preserves_flags, readonly));
+    }
+}
+
+/// Fetches a cache line that this thread will soon write. Other caches give the line up
+/// meanwhile, so the write does not wait for them.
+#[inline]
+pub(crate) fn prefetch_to_write<T>(_line: *const T) {
     #[cfg(test)]
-    pub(crate) use super::watched::{AtomicU32, AtomicU64};
-
-    pub(crate) use crate::sys::{sleep_on, wake_all};
-
-    /// Stores a word. Later looks come after the store, and earlier writes are released with it.
-    #[inline]
-    pub(crate) fn announce(word: &AtomicU32, value: u32) {
-        word.store(value, Ordering::SeqCst);
+    watched::tell(_line, watched::Access::Prefetch);
+    // SAFETY: the instruction is a hint. It changes neither memory nor registers, and fails on
+    // no address. All 64-bit processors of AMD have it; those of Intel have it or ignore it.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    unsafe {
+        core::arch::asm!("prefetchw [{}]", in(reg) _line, options(nostack, preserves_flags, readonly));
     }
-
-    /// Adds to a word. Later looks come after the addition.
-    #[inline]
-    pub(crate) fn announce_add(word: &AtomicU32, value: u32) {
-        word.fetch_add(value, Ordering::SeqCst);
-    }
-
-    /// Fetches a cache line that this thread will soon read.
-    #[inline]
-    pub(crate) fn prefetch_to_read<T>(_line: *const T) {
-        // SAFETY: the instruction is a hint. It changes neither memory nor registers, and fails on
-        // no address.
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        unsafe {
-            core::arch::asm!("prefetcht0 [{}]", in(reg) _line, options(nostack, preserves_flags, readonly));
-        }
-        // SAFETY: the instruction is a hint, too, which by the architecture never aborts.
-        #[cfg(all(target_arch = "aarch64", not(miri)))]
-        unsafe {
-            core::arch::asm!("prfm pldl1keep, [{}]", in(reg) _line, options(nostack, preserves_flags, readonly));
-        }
-    }
-
-    /// Fetches a cache line that this thread will soon write. Other caches give the line up
-    /// meanwhile, so the write does not wait for them.
-    #[inline]
-    pub(crate) fn prefetch_to_write<T>(_line: *const T) {
-        #[cfg(test)]
-        super::watched::tell(_line, super::watched::Access::Prefetch);
-        // SAFETY: the instruction is a hint. It changes neither memory nor registers, and fails on
-        // no address. All 64-bit processors of AMD have it; those of Intel have it or ignore it.
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        unsafe {
-            core::arch::asm!("prefetchw [{}]", in(reg) _line, options(nostack, preserves_flags, readonly));
-        }
-        // SAFETY: the instruction is a hint, too, which by the architecture never aborts.
-        #[cfg(all(target_arch = "aarch64", not(miri)))]
-        unsafe {
-            core::arch::asm!("prfm pstl1keep, [{}]", in(reg) _line, options(nostack, preserves_flags, readonly));
-        }
-    }
-
-    /// Loads a word, after all earlier announcements of this thread. Acquires the writes before the
-    /// word was announced.
-    #[inline]
-    pub(crate) fn look(word: &AtomicU32) -> u32 {
-        word.load(Ordering::SeqCst)
+    // SAFETY: the instruction is a hint, too, which by the architecture never aborts.
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    unsafe {
+        core::arch::asm!("prfm pstl1keep, [{}]", in(reg) _line, options(nostack, preserves_flags, readonly));
     }
 }
 
-#[cfg(kolo_loom)]
-mod shim {
-    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-    pub(crate) fn announce(word: &AtomicU32, value: u32) {
-        word.store(value, Ordering::Release);
-        loom::sync::atomic::fence(Ordering::SeqCst);
-    }
-
-    pub(crate) fn prefetch_to_read<T>(_: *const T) {}
-
-    pub(crate) fn prefetch_to_write<T>(_: *const T) {}
-
-    pub(crate) fn announce_add(word: &AtomicU32, value: u32) {
-        word.fetch_add(value, Ordering::AcqRel);
-        loom::sync::atomic::fence(Ordering::SeqCst);
-    }
-
-    pub(crate) fn look(word: &AtomicU32) -> u32 {
-        loom::sync::atomic::fence(Ordering::SeqCst);
-        word.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn sleep_on(_: &AtomicU32, _: u32, _: std::time::Duration) {
-        unreachable!("loom models have their own way to sleep");
-    }
-
-    pub(crate) fn wake_all(_: &AtomicU32) {
-        unreachable!("loom models have their own way to sleep");
-    }
+/// Loads a word, after all earlier announcements of this thread. Acquires the writes before the
+/// word was announced.
+#[inline]
+pub(crate) fn look(word: &AtomicU32) -> u32 {
+    word.load(Ordering::SeqCst)
 }
-
-pub(crate) use shim::*;
 
 /// Atomics that tell a test of each load and store, so that it can count what the protocols cost.
 /// Other accesses pass through `Deref` and are not told.
-#[cfg(all(test, not(kolo_loom)))]
+#[cfg(test)]
 pub(crate) mod watched {
     use std::cell::{Cell, RefCell};
     use std::ops::Deref;

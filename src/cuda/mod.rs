@@ -17,6 +17,7 @@ pub(crate) mod peers;
 pub(crate) mod pinned;
 pub(crate) mod rounds;
 pub(crate) mod shared;
+mod word_pool;
 pub(crate) mod words;
 
 pub(crate) use kernels::compiler;

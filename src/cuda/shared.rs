@@ -4,7 +4,7 @@ use super::device::Device;
 use super::imports::Imports;
 use super::lanes::LanePool;
 use super::pinned::PinnedPool;
-use super::words::WordPool;
+use super::word_pool::WordPool;
 
 #[derive(Default)]
 pub(crate) struct Shared {

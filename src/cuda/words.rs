@@ -24,20 +24,16 @@
 //! `arrived`. The host rewinds `arrived` and `done` before it ends the last round, for which the
 //! stream waits, and `left` when it has seen it: before the next replay can pass its end.
 
-use std::sync::Arc;
-
-use parking_lot::Mutex;
-
-use super::device::{Address, Device, Pinned, StreamId};
-use crate::error::{Error, Result};
+use super::device::{Address, Device, StreamId};
+use crate::error::Result;
 use crate::sync::{AtomicU32, Ordering};
-use crate::sys::{self, Region};
+use crate::sys;
 
 /// The words of one operation. What the stream writes and what the host writes are in cache lines
 /// of their own.
 #[repr(C, align(128))]
 #[derive(Default)]
-struct Lines {
+pub(super) struct Lines {
     stream: StreamLine,
     host: HostLine,
 }
@@ -73,67 +69,6 @@ impl Lines {
     }
 }
 
-/// Where the words of a device are. Its memory is never freed: a stream may come to a word long
-/// after the operation has failed and everything else is gone. A fork shares it, so that what the
-/// parent writes stays in the pages that are pinned.
-#[derive(Default)]
-pub(crate) struct WordPool {
-    /// The words that no operation uses, and the value that they have reached.
-    free: Mutex<Vec<Free>>,
-}
-
-#[derive(Clone, Copy)]
-struct Free {
-    lines: &'static Lines,
-    address: Address,
-    reached: u32,
-}
-
-/// Bytes of words that are pinned at once.
-const PINNED_AT_ONCE: usize = 64 << 10;
-
-impl WordPool {
-    /// Takes words for an operation of `rounds` rounds. May call the driver.
-    pub(crate) fn take(&self, device: &Arc<dyn Device>, rounds: u32) -> Result<Words> {
-        let mut free = self.free.lock().pop();
-        if free.is_none() {
-            let more = more(device)?;
-            let mut all = self.free.lock();
-            all.extend(more);
-            free = all.pop();
-        }
-        let Free { lines, address, reached } = free.expect("there are more words now");
-        Ok(Words { lines, address, before: reached, rounds, forks: sys::forks() })
-    }
-
-    /// Takes words back that the stream has left, or to which it was never given.
-    pub(crate) fn give_back(&self, words: Words) {
-        let Words { lines, address, .. } = words;
-        // A word that no round needed must not fall behind: after half of all numbers it would seem
-        // to be ahead.
-        let Lines { stream, host } = lines;
-        for word in [&stream.arrived, &stream.done, &stream.left, &host.go, &host.end, &host.over] {
-            word.store(words.last(), Ordering::Release);
-        }
-        self.free.lock().push(Free { lines, address, reached: words.last() });
-    }
-}
-
-fn more(device: &Arc<dyn Device>) -> Result<impl Iterator<Item = Free> + use<>> {
-    let region = Box::leak(Box::new(Region::create(PINNED_AT_ONCE).map_err(Error::os("allocating words for a device"))?));
-    let first = region.at(0);
-    // SAFETY: the region is never freed.
-    let pinned = Box::leak(Box::new(unsafe { Pinned::new(device, first, PINNED_AT_ONCE)? }));
-    let address = pinned.address;
-    Ok((0..PINNED_AT_ONCE / size_of::<Lines>()).map(move |place| {
-        let offset = place * size_of::<Lines>();
-        // SAFETY: the region is aligned to pages, never freed, and all zeros, which are words. Only
-        // atomics access it.
-        let lines = unsafe { &*region.at(offset).cast::<Lines>() };
-        Free { lines, address: address + offset as u64, reached: 0 }
-    }))
-}
-
 /// The words of one operation.
 pub(crate) struct Words {
     lines: &'static Lines,
@@ -154,6 +89,23 @@ enum Word {
     Go = std::mem::offset_of!(Lines, host.go) as isize,
     End = std::mem::offset_of!(Lines, host.end) as isize,
     Over = std::mem::offset_of!(Lines, host.over) as isize,
+}
+
+impl Words {
+    /// Words that have all reached `before`, for an operation of `rounds` rounds.
+    pub(super) fn new(lines: &'static Lines, address: Address, before: u32, rounds: u32) -> Words {
+        Words { lines, address, before, rounds, forks: sys::forks() }
+    }
+
+    /// Has all words reach the last value, also those that no round needed: after half of all numbers such
+    /// a word would seem to be ahead. Returns the memory, its address, and the value.
+    pub(super) fn settle(self) -> (&'static Lines, Address, u32) {
+        let Lines { stream, host } = self.lines;
+        for word in [&stream.arrived, &stream.done, &stream.left, &host.go, &host.end, &host.over] {
+            word.store(self.last(), Ordering::Release);
+        }
+        (self.lines, self.address, self.last())
+    }
 }
 
 /// For the stream: work that is enqueued now.
@@ -196,7 +148,7 @@ impl Words {
     }
 
     fn wait(&self, device: &dyn Device, stream: StreamId, word: Word, value: u32) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: the words are pinned and never freed.
         unsafe { device.wait_for_word(stream, self.address + word as u64, value) }
     }
 
@@ -269,25 +221,6 @@ impl Words {
     }
 }
 
-#[cfg(all(test, not(kolo_loom)))]
-mod tests {
-    use super::*;
-    use crate::cuda::fake_device::FakeDevice;
-
-    /// Words that calls without kernels have used for long are as new.
-    #[test]
-    fn words_do_not_fall_behind() {
-        let (device, pool): (Arc<dyn Device>, _) = (Arc::new(FakeDevice::new()), WordPool::default());
-        let words = pool.take(&device, 1).unwrap();
-        words.lines.open(words.last());
-        // As after very many rounds, in which no kernel was done.
-        let later = Words { before: u32::MAX / 2 + 10, ..words };
-        pool.give_back(later);
-        let again = pool.take(&device, 1).unwrap();
-        assert!(!again.has_arrived(0) && !again.is_done(0) && !again.has_left() && !again.is_ended(0));
-    }
-}
-
 /// The stream and the host in every order of memory accesses that loom finds.
 #[cfg(all(test, kolo_loom))]
 mod models {
@@ -302,7 +235,7 @@ mod models {
         [&lines.stream.arrived, &lines.stream.done, &lines.stream.left, &lines.host.go, &lines.host.end, &lines.host.over]
             .into_iter()
             .for_each(|word| word.store(before, Ordering::Relaxed));
-        Words { lines, address: 0, before, rounds, forks: sys::forks() }
+        Words::new(lines, 0, before, rounds)
     }
 
     fn until(is_so: impl Fn() -> bool) {
@@ -326,7 +259,7 @@ mod models {
 
     // SAFETY: the words order the accesses, which loom checks.
     unsafe impl Send for Shared {}
-    // SAFETY: as above.
+    // SAFETY: the words order the accesses, which loom checks.
     unsafe impl Sync for Shared {}
 
     impl Shared {

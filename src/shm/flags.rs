@@ -53,7 +53,7 @@ pub(crate) struct FlagLine {
 }
 
 impl FlagLine {
-    #[cfg(all(test, kolo_loom))]
+    #[cfg(kolo_loom)]
     pub(crate) fn new() -> FlagLine {
         FlagLine {
             phase: AtomicU32::new(0),
@@ -153,7 +153,7 @@ impl<L: FlagLines> Phases<L> {
     }
 
     /// As [`Phases::new`] of ranks that have published and finished all phases up to `before`.
-    #[cfg(all(test, kolo_loom))]
+    #[cfg(kolo_loom)]
     pub(crate) fn starting(lines: L, rank: usize, ranks: usize, before: u32) -> Phases<L> {
         let before = i64::from(before);
         Phases { lines, rank, seen: vec![before; ranks], read: vec![before; ranks], clear: before }

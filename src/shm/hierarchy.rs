@@ -33,7 +33,7 @@ struct LeaderLine<const N: usize> {
 }
 
 impl<const N: usize> LeaderLine<N> {
-    #[cfg(all(test, kolo_loom))]
+    #[cfg(kolo_loom)]
     fn new() -> LeaderLine<N> {
         LeaderLine { tag: AtomicU64::new(0), fingerprint: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
@@ -80,8 +80,8 @@ impl LeaderLines {
         self.release.publish(phase, fingerprint, std::iter::empty());
     }
 
-    #[cfg(all(test, kolo_loom))]
-    pub(super) fn new() -> LeaderLines {
+    #[cfg(kolo_loom)]
+    pub(crate) fn new() -> LeaderLines {
         LeaderLines { group: LeaderLine::new(), release: LeaderLine::new() }
     }
 }

@@ -24,8 +24,6 @@ mod hierarchy;
 mod inline;
 mod lend;
 mod liveness;
-#[cfg(all(test, kolo_loom))]
-mod model;
 mod one_shot;
 mod part;
 mod pipeline;
@@ -38,7 +36,7 @@ mod slots;
 mod staging;
 #[cfg(test)]
 mod tests;
-#[cfg(all(test, not(kolo_loom)))]
+#[cfg(test)]
 mod transfer_tests;
 mod tuning;
 mod two_shot;

@@ -1,17 +1,22 @@
-//! A model of shared memory for loom, and the tests of [`super::flags`] and [`super::hierarchy`]
-//! upon it.
+//! A model of shared memory for loom, and the tests of [`flags`] and [`hierarchy`] upon it.
 
+mod flag_models;
+#[path = "../../../../src/shm/flags.rs"]
 mod flags;
+#[path = "../../../../src/shm/groups.rs"]
+mod groups;
+#[path = "../../../../src/shm/hierarchy.rs"]
 mod hierarchy;
+mod hierarchy_models;
 
 use std::time::Duration;
 
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 
-use super::flags::{FlagLine, FlagLines, Phases, SLOTS};
-use super::hierarchy::{GroupLines, LeaderLines};
 use crate::sync::{AtomicU32, Ordering};
+use flags::{FlagLine, FlagLines, Phases, SLOTS};
+use hierarchy::{GroupLines, LeaderLines};
 
 /// A slot is a cell in which loom detects races. A futex is a lock and a condition.
 pub(super) struct Memory {
@@ -26,7 +31,8 @@ pub(super) struct Memory {
 // SAFETY: the tests are about the accesses to the slots: loom reports each one that is not
 // synchronised.
 unsafe impl Sync for Memory {}
-// SAFETY: as for `Sync`.
+// SAFETY: the tests are about the accesses to the slots: loom reports each one that is not
+// synchronised.
 unsafe impl Send for Memory {}
 
 impl FlagLines for Arc<Memory> {
