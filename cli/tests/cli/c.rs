@@ -56,7 +56,7 @@ fn built() -> &'static Path {
     for (feature, _) in features.iter().filter(|(_, is_on)| *is_on) {
         cargo.arg("--features").arg(format!("kolo-capi/{feature},kolo-cli/{feature}"));
     }
-    run(&mut cargo);
+    run(crate::without_package(&mut cargo));
     folder
 }
 
