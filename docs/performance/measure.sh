@@ -2,9 +2,9 @@
 # Measures the figures of this folder: every collective beside Open MPI and MPICH, in interleaved
 # rounds. Takes about ten minutes; nothing else should run meanwhile.
 #
-#     docs/performance/measure.sh KOLO
+#     cargo build --profile dist; docs/performance/measure.sh target/dist/kolo
 #
-# KOLO is the program `kolo`. Variables:
+# Variables:
 #   RANKS   the numbers of ranks; default: 2 4
 #   ROUNDS  rounds of each comparison; default: 15
 set -euo pipefail
