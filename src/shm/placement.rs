@@ -1,10 +1,11 @@
 //! How ranks that share a processor, beside one that is idle, move apart.
 //!
-//! Ranks on one processor hand it to each other by yielding, which takes twenty times as long as an
-//! operation of ranks with a processor each. The scheduler may leave them there: it avoids moving a
-//! thread that ran a moment ago, because of the thread's caches. So each rank tells its peers on
-//! which processor it waits. If a processor has two ranks more than another one that this rank may
-//! use, the highest rank there moves.
+//! Ranks on one processor hand it to each other by yielding or sleeping, which takes twenty to three
+//! hundred times as long as an operation of ranks with a processor each. The scheduler may leave them
+//! there: it avoids moving a thread that ran a moment ago, because of the thread's caches, and it wakes
+//! a rank where its peer runs if other programs compute on the other processors. So each rank tells its
+//! peers on which processor it waits. If a processor has two ranks more than another one that this rank
+//! may use, the highest rank there moves.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,8 @@ use super::flags::{Phases, is_reached};
 use crate::sync::Ordering;
 use crate::sys;
 
-/// A rank looks at the processors in one of this many waits that yielded: a rank that shares its
-/// processor yields in every operation.
+/// A rank looks at the processors in one of this many waits that yielded or slept: a rank that shares its
+/// processor does so in every operation.
 const WAITS: u32 = 16;
 /// What a peer has told is old after this many phases.
 const RECENT: u32 = 8 * WAITS;
@@ -52,8 +53,8 @@ impl Placement {
         }
     }
 
-    /// Notes that a wait was over as soon as this rank yielded.
-    pub(super) fn yielded(&mut self, phases: &Phases<FlagArea>, rank: usize, ranks: usize) {
+    /// Notes that a wait was over only when this rank had yielded or slept.
+    pub(super) fn gave_way(&mut self, phases: &Phases<FlagArea>, rank: usize, ranks: usize) {
         self.waits += 1;
         if self.waits.is_multiple_of(WAITS) {
             self.move_apart(phases, rank, ranks);

@@ -235,7 +235,7 @@ impl Window {
             context.waits();
         }
         if self.patience.done(waiting) {
-            self.placement.yielded(&self.phases, self.rank, self.members.len());
+            self.placement.gave_way(&self.phases, self.rank, self.members.len());
         }
         Ok(())
     }
@@ -289,7 +289,7 @@ impl Waiter for WaitingRank<'_, '_> {
             context.waits();
         }
         if window.patience.done(waiting) {
-            window.placement.yielded(&window.phases, window.rank, window.members.len());
+            window.placement.gave_way(&window.phases, window.rank, window.members.len());
         }
         agrees
     }

@@ -168,25 +168,26 @@ impl Patience {
         since.elapsed() < Duration::from_micros(spin.into())
     }
 
-    /// Ends a wait, because the condition holds, and learns from its time. Returns whether the
-    /// condition held as soon as this thread yielded.
+    /// Ends a wait, because the condition holds, and learns from its time. Returns whether it held only
+    /// when this thread had let others run: the awaited one may share its processor.
     #[inline]
     pub(crate) fn done(&self, waiting: Waiting) -> bool {
         let is_helped_by_yielding = waiting.yields > 0 && !waiting.is_alone && !waiting.slept;
+        let gave_way = is_helped_by_yielding || waiting.slept;
         if let Some(since) = waiting.yielding_since {
             self.yielded(since);
         }
         if waiting.slept || waiting.yielding_since.is_some() {
             self.waited();
         }
-        let Some(since) = waiting.spinning_since else { return is_helped_by_yielding };
+        let Some(since) = waiting.spinning_since else { return gave_way };
         // If yielding helped, this thread's spinning had prevented what it waits for.
         if is_helped_by_yielding || (waiting.slept && since.elapsed() >= Duration::from_micros(IN_VAIN.into())) {
             self.spun_in_vain();
         } else {
             self.spun_enough();
         }
-        is_helped_by_yielding
+        gave_way
     }
 
     /// Notes that a wait was short enough for spinning.
@@ -300,8 +301,21 @@ mod tests {
         while waiting.yields == 0 {
             assert!(!patience.pause(&mut waiting));
         }
-        patience.done(waiting);
+        assert!(patience.done(waiting));
         assert!(patience.spin.load(Ordering::Relaxed) < MOST_SPIN);
+    }
+
+    /// Beside other processes, a rank that shares its peer's processor learns that by sleeping only: the
+    /// others run when it yields.
+    #[test]
+    fn only_a_wait_that_yielded_or_slept_gave_way() {
+        for ranks in [1, usize::MAX] {
+            let patience = Patience::new(ranks);
+            assert!(!patience.done(Waiting::default()));
+            let mut waiting = Waiting::default();
+            while !patience.pause(&mut waiting) {}
+            assert!(patience.done(waiting));
+        }
     }
 
     #[test]
