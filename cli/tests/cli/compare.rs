@@ -73,7 +73,14 @@ fn bounds_are_measured_beside_kolo() {
         let quartile = |name: &str| row["contestants"][1][name].as_f64().unwrap();
         assert!(quartile("ratio_p25") <= quartile("ratio") && quartile("ratio") <= quartile("ratio_p75"), "{row}");
         assert!(kolo["p50_us"].as_f64().unwrap() > 0.0 && kolo["samples"].as_u64().unwrap() >= 4, "{kolo}");
+        // Of the two rounds, only the second counts, and it had one state or changed.
+        let states = ["ratio_near", "ratio_far"].map(|state| &kolo[state]);
+        assert!(states.iter().filter(|ratio| ratio.as_f64() == Some(1.0)).count() <= 1, "{kolo}");
     }
+    let met: u64 = ["near", "far"].map(|state| report[state]["measurements"].as_u64().unwrap_or(0)).iter().sum();
+    let can_tell = cfg!(target_os = "linux") && kolo::settings::domains(kolo::settings::Domain::Core).len() > 1;
+    // Before the first size, and after each of both rounds.
+    assert_eq!((met, out.contains("round trip of a cache line")), if can_tell { (5, true) } else { (0, false) }, "{report}");
     assert!(std::fs::read_to_string(&plot).unwrap().starts_with("<svg"));
     std::fs::remove_dir_all(&folder).unwrap();
 }
@@ -185,6 +192,45 @@ fn a_full_folder_for_temporary_files_is_an_error() {
         assert!(out.contains(&format!("# NOT RUN: {who}: it ended while it started")), "{out}{err}");
     }
     assert!(out.lines().any(|line| line.trim_start().starts_with("kolo ")), "{out}{err}");
+}
+
+/// An MPI is found by what its launcher says, in `PATH` or where `--peer` says, and it takes part.
+#[cfg(unix)]
+#[test]
+fn an_mpi_is_taken_from_where_it_is_said_to_be() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = std::env::temp_dir().join(format!("kolo-compare-peer-{}", std::process::id()));
+    let bin = folder.join("bin");
+    std::fs::create_dir_all(&bin).unwrap();
+    for (name, script) in [("mpiexec", "echo 'mpiexec (Open MPI) 9.8.7'"), ("mpicc", "echo no headers >&2; exit 1")] {
+        std::fs::write(bin.join(name), format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(bin.join(name), std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let prefix = folder.to_str().unwrap();
+    let compare = ["compare", "--rounds", "1", "--sizes", "8", "--with"];
+    let out = said(&[&compare[..], &["copy", "--peer", &format!("openmpi={prefix}")]].concat());
+    assert!(
+        out.contains(&format!("# NOT RUN: openmpi: {prefix}/bin/mpiexec: {prefix}/bin/mpicc fails: no headers; pip install")),
+        "{out}"
+    );
+    let out = said(&[&compare[..], &["copy", "--peer", &format!("intel={prefix}")]].concat());
+    assert!(out.contains(&format!("# NOT RUN: intel: {prefix}/bin/mpiexec is another MPI; pip install impi-rt")), "{out}");
+    let output = program().args(compare).arg("openmpi,intel").env("PATH", &bin).output().unwrap();
+    let out = text(&output.stdout);
+    assert!(out.contains("mpicc fails: no headers") && out.contains("NOT RUN: intel: no mpiexec of it is in PATH"), "{out}");
+    // One that compiles and starts nothing.
+    std::fs::write(bin.join("mpicc"), "#!/bin/sh\n").unwrap();
+    let out = said(&[&compare[..], &["copy", "--peer", &format!("openmpi={prefix}")]].concat());
+    assert!(out.contains("# NOT RUN: openmpi: it ended while it started"), "{out}");
+    for (peer, why) in [
+        ("kolo=/", "kolo is none of openmpi, mpich and intel"),
+        ("intel", "write openmpi=FOLDER"),
+        ("intel=/no", "there is no /no/bin/mpiexec"),
+    ] {
+        let (_, err) = failed(&["compare", "--peer", peer]);
+        assert!(err.contains(why), "{err}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Unix: sockets, mmap and, on Linux, the futex.
+//! Unix: sockets, mmap and, on Linux, the futex and the processor of a thread.
 
 use std::fs::File;
 use std::io;
@@ -44,12 +44,23 @@ pub(in crate::compare) fn map(file: &File, len: usize) -> io::Result<*mut u8> {
 }
 
 #[cfg(target_os = "linux")]
-mod futex {
+mod linux {
     use std::io;
     use std::sync::atomic::AtomicU32;
 
     use rustix::io::Errno;
     use rustix::thread::futex::{Flags, wait, wake};
+    use rustix::thread::{CpuSet, sched_setaffinity};
+
+    /// Lets this thread run on one processor only.
+    pub(in crate::compare) fn bind_thread(processor: u32) -> io::Result<()> {
+        let mut set = CpuSet::new();
+        if processor as usize >= CpuSet::MAX_CPU {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        set.set(processor as usize);
+        Ok(sched_setaffinity(None, &set)?)
+    }
 
     pub(in crate::compare) fn check_futex() -> Result<(), String> {
         Ok(())
@@ -71,7 +82,7 @@ mod futex {
 }
 
 #[cfg(target_os = "linux")]
-pub(in crate::compare) use futex::{check_futex, sleep_on, wake_all};
+pub(in crate::compare) use linux::{bind_thread, check_futex, sleep_on, wake_all};
 
 #[cfg(not(target_os = "linux"))]
-pub(in crate::compare) use super::no_futex::{check_futex, sleep_on, wake_all};
+pub(in crate::compare) use super::no_futex::{bind_thread, check_futex, sleep_on, wake_all};

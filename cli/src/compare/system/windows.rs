@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use windows_sys::Win32::Foundation::CloseHandle;
 use windows_sys::Win32::System::Memory::{CreateFileMappingW, FILE_MAP_READ, FILE_MAP_WRITE, MapViewOfFile, PAGE_READWRITE};
 
-pub(in crate::compare) use super::no_futex::{check_futex, sleep_on, wake_all};
+pub(in crate::compare) use super::no_futex::{bind_thread, check_futex, sleep_on, wake_all};
 use crate::random::{hexadecimal, random};
 
 /// A connection between a rank and the comparison.
