@@ -6,6 +6,7 @@
 //! segment. If some are, the first phase is wasted.
 
 use std::ops::Range;
+use std::time::Instant;
 
 use super::autotune;
 use super::pipeline::Collective;
@@ -49,18 +50,26 @@ impl Choreography {
         let stages = known.is_some_and(|mode| mode != CopyMode::Cma || !has_cma);
         direct.set_streams(window.autotune.last(traffic, bytes) == CopyMode::Streamed);
         let phase = window.first_phase(context, sources, direct, mine, stages, all_see)?;
+        if all_see && window.is_doubted(phase) {
+            window.autotune.expire(traffic, bytes);
+        }
         let registered = lenders.clone().filter(|&rank| window.loan_of(rank, phase, mine).is_some()).count();
         if registered == lenders.len() {
             return in_place(window, direct, phase);
         }
         // All ranks come here, so no peer uses what this rank has lent.
         window.heap.give_back();
+        // All ranks have come, so this is not the time of a late one.
+        let began = known.filter(|_| registered == 0).map(|_| Instant::now());
         if registered == 0 && stages {
-            return window.pipeline(context, sources, 1, direct);
+            window.pipeline(context, sources, 1, direct)?;
+            window.autotune.took(traffic, bytes, began);
+            return Ok(());
         }
         if registered == 0 {
             let copy_mode = autotune::copy_mode(window, context, traffic, bytes)?;
             if copy_mode == CopyMode::Cma && has_cma && cma(window, direct)? {
+                window.autotune.took(traffic, bytes, began);
                 return Ok(());
             }
             direct.set_streams(copy_mode == CopyMode::Streamed);

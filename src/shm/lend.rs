@@ -72,7 +72,17 @@ impl Window {
     /// the words of every other.
     pub(super) fn words_of(&mut self, mine: Option<Loan>, all_see: bool) -> Words {
         let host = &self.host;
-        self.heap.notice(mine, all_see, |region| host.export(region)).words()
+        let notice = self.heap.notice(mine, all_see, |region| host.export(region));
+        Notice { doubts: all_see && self.autotune.doubts(), ..notice }.words()
+    }
+
+    /// Returns whether a rank doubts the copy mode in a phase in which all see the words of all.
+    pub(super) fn is_doubted(&self, phase: u32) -> bool {
+        let says = |rank| match rank == self.rank {
+            true => self.autotune.doubts(),
+            false => Notice::from_words(self.phases.line(rank, phase).words()).doubts,
+        };
+        (0..self.members.len()).any(says)
     }
 
     /// What a rank has lent in a phase. `mine` is what this one has.

@@ -125,6 +125,8 @@ pub(crate) struct Notice {
     /// How many of the announced extents the rank has mapped.
     pub(crate) mapped: u32,
     pub(crate) announced: Option<Announced>,
+    /// Whether the rank wants the copy mode measured again.
+    pub(crate) doubts: bool,
 }
 
 /// The buffers that a rank lends to its peers for one operation.
@@ -137,10 +139,15 @@ pub(crate) struct Loan {
 
 /// In the first word, says that the next three describe a [`Loan`].
 const LENT: u64 = 1;
+/// In the first word: the rank doubts the copy mode.
+const DOUBTS: u64 = 2;
 
 impl Notice {
     pub(crate) fn words(self) -> Words {
         let mut words = [u64::from(self.mapped) << 32, 0, 0, 0, 0, 0];
+        if self.doubts {
+            words[0] |= DOUBTS;
+        }
         if let Some(Loan { input, output }) = self.loan {
             words[0] |= LENT;
             words[1] = u64::from(output.allocation) << 32 | u64::from(input.allocation);
@@ -162,6 +169,7 @@ impl Notice {
             loan: (first & LENT != 0).then_some(loan),
             mapped: high(first),
             announced: (id != 0).then_some(Announced { id: low(id), len }),
+            doubts: first & DOUBTS != 0,
         }
     }
 }
@@ -310,7 +318,7 @@ impl Heap {
             announced = Some(Announced { id, len: region.len() as u64 });
             self.announcing = Some(region);
         }
-        Notice { loan, mapped: self.mapped as u32, announced }
+        Notice { loan, mapped: self.mapped as u32, announced, doubts: false }
     }
 
     /// Takes note that all ranks have mapped this many extents. Returns the numbers of this rank's
@@ -359,7 +367,7 @@ mod tests {
     use crate::host_group;
 
     fn notice(mapped: u32) -> Notice {
-        Notice { loan: None, mapped, announced: None }
+        Notice { loan: None, mapped, announced: None, doubts: false }
     }
 
     #[test]
@@ -368,8 +376,10 @@ mod tests {
         let loan = Loan { input: at(EXTENT | 3, 1 << 40), output: at(2, 64) };
         for loan in [None, Some(loan)] {
             for announced in [None, Some(Announced { id: 7, len: 1 << 35 })] {
-                let notice = Notice { loan, mapped: 5, announced };
-                assert_eq!(Notice::from_words(notice.words()), notice);
+                for doubts in [false, true] {
+                    let notice = Notice { loan, mapped: 5, announced, doubts };
+                    assert_eq!(Notice::from_words(notice.words()), notice);
+                }
             }
         }
         assert_eq!(Notice::from_words([0; 6]), notice(0));

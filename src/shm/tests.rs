@@ -431,6 +431,28 @@ fn copy_modes_are_measured_again() {
     }
 }
 
+/// One rank that finds operations quicker or slower than before is enough: all ranks measure again, in
+/// the same operation.
+#[test]
+#[cfg_attr(miri, ignore = "too slow")]
+fn a_change_of_pace_has_all_ranks_measure_again() {
+    for (traffic, op) in [(Traffic::Reduced, Op::AllReduce), (Traffic::Copied, Op::AllGather)] {
+        on_ranks(3, LATE, |rank_window, rank| {
+            let left = |rank_window: &RankWindow| rank_window.window.autotune.left(traffic, LARGE);
+            rank_window.check(op, LARGE / 8, 0, true, 1);
+            rank_window.window.autotune.set(traffic, LARGE, CopyMode::Staged, 0.2);
+            rank_window.check(op, LARGE / 8, 0, true, 2);
+            assert_eq!(left(rank_window), 19);
+            // Nobody is doubted yet: two of 20 operations are too soon.
+            rank_window.window.autotune.pretend_changed(traffic, LARGE, rank == 1);
+            rank_window.check(op, LARGE / 8, 0, true, 3);
+            assert_eq!((left(rank_window), rank_window.window.autotune.doubts()), (0, rank == 1));
+            rank_window.check(op, LARGE / 8, 0, true, 4);
+            assert!(left(rank_window) > 100 && !rank_window.window.autotune.doubts(), "{}", left(rank_window));
+        });
+    }
+}
+
 /// The system may stop letting ranks read each other's memory, for one if a process gives up its
 /// user. Then a measurement finds that, no operation fails, and cma is not taken for fast.
 #[test]

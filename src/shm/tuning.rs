@@ -1,5 +1,7 @@
 //! What is known about the copy modes of this machine. [`super::autotune`] measures it.
 
+use std::time::Instant;
+
 use crate::config::CopyMode;
 
 /// What an operation does with its data.
@@ -92,12 +94,58 @@ impl Measured {
     }
 }
 
+/// A pace is the least of so many operations: a rank that waits for a late one is not slow.
+const PACES: u32 = 8;
+
+/// If operations take so many times as long as after the last measurement, or as little, the machine may
+/// have changed. Near and far processors differ by three and more.
+const CHANGE: f32 = 1.7;
+
+/// A rank doubts a copy mode only after this part of the operations until it is measured again. So its
+/// doubts become rare, too, while measurements find that nothing changes.
+const TRUSTED: u32 = 40;
+
+/// How long operations of about one size take.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pace {
+    /// Nanoseconds per byte after the last measurement; 0 until it is known.
+    at_first: f32,
+    /// Of the latest operations.
+    least: f32,
+    operations: u32,
+}
+
+impl Pace {
+    /// Counts an operation. Returns whether the latest ones took another time than the first.
+    fn is_changed_by(&mut self, pace: f32) -> bool {
+        self.least = if self.operations == 0 { pace } else { self.least.min(pace) };
+        self.operations += 1;
+        if self.operations < PACES {
+            return false;
+        }
+        self.operations = 0;
+        if self.at_first == 0.0 {
+            self.at_first = self.least;
+        }
+        self.least > CHANGE * self.at_first || self.at_first > CHANGE * self.least
+    }
+}
+
+/// The sizes whose pace is kept apart: those between two powers of two, from 32 KiB on.
+const PACED: usize = 16;
+
 /// The copy modes for large private buffers, as far as they are known.
 pub(crate) struct Autotune {
     /// The copy mode of the settings.
     pub(super) wanted: CopyMode,
     /// By traffic and size.
     measured: [[Measured; SIZES]; TRAFFICS],
+    /// By traffic and size: the times that this rank sees, of which its peers see others.
+    paces: [[Pace; PACED]; TRAFFICS],
+    /// Whether this rank asks its peers to measure again, in the operation under way.
+    doubts: bool,
+    /// The traffic and size of which the latest operations took another time than the first.
+    changed: [[bool; SIZES]; TRAFFICS],
     /// Whether all ranks can read each other's memory; `None` until they have tried.
     pub(super) may_read: Option<bool>,
     /// Bytes over all ranks up to which one phase is faster than two; `None` until it is measured.
@@ -106,7 +154,9 @@ pub(crate) struct Autotune {
 
 impl Autotune {
     pub(crate) fn new(wanted: CopyMode) -> Autotune {
-        Autotune { wanted, measured: [[Measured::new(CopyMode::Auto); SIZES]; TRAFFICS], may_read: None, one_shot: None }
+        let measured = [[Measured::new(CopyMode::Auto); SIZES]; TRAFFICS];
+        let (paces, changed) = ([[Pace::default(); PACED]; TRAFFICS], [[false; SIZES]; TRAFFICS]);
+        Autotune { wanted, measured, paces, doubts: false, changed, may_read: None, one_shot: None }
     }
 
     /// The same, with what the same ranks have measured before, in the form of
@@ -151,7 +201,34 @@ impl Autotune {
         if traffic != Traffic::Spread && bytes >= traffic.large() && measured.copy_mode != CopyMode::Auto {
             measured.left = measured.left.saturating_sub(1);
         }
+        let is_trusted = measured.interval - measured.left < measured.interval / TRUSTED;
+        // What is measured in this operation anyway need not be doubted.
+        self.doubts = self.changed[traffic as usize][traffic.size(bytes)] && !is_trusted && measured.left > 0;
         self.known(traffic, bytes)
+    }
+
+    /// Whether this rank doubts the copy mode of the operation under way.
+    pub(super) fn doubts(&self) -> bool {
+        self.doubts
+    }
+
+    /// Has this rank find, or not, that operations take another time than before.
+    #[cfg(test)]
+    pub(super) fn pretend_changed(&mut self, traffic: Traffic, bytes: usize, is_changed: bool) {
+        self.changed[traffic as usize][traffic.size(bytes)] = is_changed;
+    }
+
+    /// Has the copy mode measured in the next operation of this kind. All ranks do so in the same one.
+    pub(super) fn expire(&mut self, traffic: Traffic, bytes: usize) {
+        self.measured[traffic as usize][traffic.size(bytes)].left = 0;
+    }
+
+    /// Takes how long an operation took in a copy mode that was known when it began.
+    pub(super) fn took(&mut self, traffic: Traffic, bytes: usize, began: Option<Instant>) {
+        let Some(began) = began.filter(|_| self.wanted == CopyMode::Auto && bytes >= traffic.large()) else { return };
+        let pace = began.elapsed().as_nanos() as f32 / bytes as f32;
+        let size = (bytes.ilog2() as usize).saturating_sub(15).min(PACED - 1);
+        self.changed[traffic as usize][traffic.size(bytes)] |= self.paces[traffic as usize][size].is_changed_by(pace);
     }
 
     /// The copy mode for a buffer, also if it is time to measure it again. `Auto` if nothing is
@@ -164,6 +241,8 @@ impl Autotune {
     /// Takes the result of a measurement; see [`Measured::set`].
     pub(super) fn set(&mut self, traffic: Traffic, bytes: usize, copy_mode: CopyMode, cost: f64) {
         self.measured[traffic as usize][traffic.size(bytes)].set(copy_mode, cost);
+        self.changed[traffic as usize][traffic.size(bytes)] = false;
+        self.paces[traffic as usize] = [Pace::default(); PACED];
     }
 
     /// Puts a measurement off, for which there is no time. Returns the copy mode until then.
@@ -210,6 +289,35 @@ mod tests {
         }
         (0..40).for_each(|_| measured.set(CopyMode::Streamed, 1.0));
         assert_eq!(measured.interval, 100 * MOST_RARE);
+    }
+
+    #[test]
+    fn a_pace_changes_if_the_quickest_of_several_operations_does() {
+        let mut pace = Pace::default();
+        let mut of = |paces: [f32; PACES as usize]| paces.map(|one| pace.is_changed_by(one)).contains(&true);
+        assert!(!of([3.0, 1.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0]));
+        // A rank that is often late, or interrupted.
+        assert!(!of([9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 1.5]));
+        assert!(of([2.0; PACES as usize]));
+        assert!(!of([1.0; PACES as usize]));
+        assert!(of([0.5; PACES as usize]));
+    }
+
+    #[test]
+    fn a_copy_mode_is_doubted_when_it_is_not_new() {
+        let mut autotune = Autotune::new(CopyMode::Auto);
+        let (traffic, bytes) = (Traffic::Reduced, 1 << 20);
+        autotune.set(traffic, bytes, CopyMode::Staged, 1.0);
+        autotune.pretend_changed(traffic, bytes, true);
+        let doubted_at = (1..100).find(|_| autotune.count(traffic, bytes).is_some() && autotune.doubts());
+        assert_eq!(doubted_at, Some(100 / TRUSTED));
+        autotune.expire(traffic, bytes);
+        assert_eq!(autotune.known(traffic, bytes), None);
+        // It was right all the same: doubts become rarer.
+        autotune.set(traffic, bytes, CopyMode::Staged, 1.0);
+        autotune.pretend_changed(traffic, bytes, true);
+        let doubted_at = (1..100).find(|_| autotune.count(traffic, bytes).is_some() && autotune.doubts());
+        assert_eq!(doubted_at, Some(200 / TRUSTED));
     }
 
     #[test]
