@@ -63,7 +63,7 @@ const READING_ENVIRONMENT: [&str; 3] = ["env::var", "env::temp_dir", "getenv"];
 
 /// What creates files in folders that the program has made for itself.
 const IN_OWN_FOLDERS: [&str; 4] =
-    ["run/process/unix.rs", "run/process/windows.rs", "compare/contestant.rs", "compare/system/windows.rs"];
+    ["run/process/unix.rs", "run/process/windows.rs", "compare/trial.rs", "compare/system/windows.rs"];
 
 /// Where durations are no timeouts of the protocol: what the system does, settings, measurements and
 /// how often a thread looks.

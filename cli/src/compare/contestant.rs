@@ -1,14 +1,14 @@
 //! The contestants, and how each is started.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::process::{Child, Command, Stdio};
 
 use super::mpi::{Installation, Mpi, Peer};
 use super::system;
 use super::task::{Subject, Task};
+use super::trial::{tried, write_peer};
 use crate::bench::operation::Operation;
-use crate::run::process::{Process, Signal, become_independent};
+use crate::run::process::become_independent;
 use crate::table::remark;
 
 /// A library or a bound that takes part in a comparison.
@@ -250,35 +250,11 @@ fn spawn(command: &mut Command) -> Result<Child, String> {
 /// Why a contestant that is still starting is given up.
 pub(super) const OVER: &str = "the comparison was over";
 
-/// Runs a command to its end, or until the comparison is over.
-pub(super) fn output(command: &mut Command, is_over: &dyn Fn() -> bool) -> std::io::Result<Output> {
-    become_independent(command);
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    let process = Process::new(&child);
-    let reader = std::thread::spawn(move || child.wait_with_output());
-    let mut is_stopped = false;
-    while !reader.is_finished() {
-        if is_over() && !std::mem::replace(&mut is_stopped, true) {
-            process.signal(Signal::TERMINATE);
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    reader.join().unwrap_or_else(|_| Err(std::io::Error::other("its output could not be read")))
-}
-
 /// Returns a command for a Python whose libraries use one processor for each rank.
 fn python() -> Command {
     let mut command = Command::new("python3");
     command.env("OMP_NUM_THREADS", "1").env("DS_ACCELERATOR", "cpu");
     command
-}
-
-/// Runs a trial, and returns its output; an error is the last line of what it complains.
-pub(super) fn tried(command: &mut Command, is_over: &dyn Fn() -> bool) -> Result<String, String> {
-    let output = output(command, is_over).map_err(|error| error.to_string())?;
-    let said = if output.status.success() { &output.stdout } else { &output.stderr };
-    let said = String::from_utf8_lossy(said).trim_end().lines().last().unwrap_or_default().to_owned();
-    if output.status.success() { Ok(said) } else { Err(said) }
 }
 
 fn prepare_python(is_over: &dyn Fn() -> bool, folder: &Path, trial: &str, advice: &str) -> Result<String, String> {
@@ -287,8 +263,4 @@ fn prepare_python(is_over: &dyn Fn() -> bool, folder: &Path, trial: &str, advice
     write_peer(folder, "gloo.py", include_str!("../../peers/gloo.py"))?;
     write_peer(folder, "arrays.py", include_str!("../../peers/arrays.py"))?;
     Ok(versions)
-}
-
-pub(super) fn write_peer(folder: &Path, name: &str, source: &str) -> Result<(), String> {
-    std::fs::write(folder.join(name), source).map_err(|error| error.to_string())
 }

@@ -16,6 +16,7 @@ mod report;
 mod start;
 mod system;
 mod task;
+mod trial;
 
 use std::time::Instant;
 

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::contestant::{output, tried, write_peer};
+use super::trial::{output, tried, write_peer};
 
 /// An implementation of MPI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,8 +117,9 @@ impl Mpi {
 
     /// Finds an installation with a compiler, and compiles the ranks of a comparison to this path.
     pub(super) fn compile(self, peers: &[Peer], is_over: &dyn Fn() -> bool, program: &Path) -> Result<Installation, String> {
-        let source = program.with_extension("c");
-        std::fs::write(&source, include_str!("../../peers/mpi.c")).map_err(|error| error.to_string())?;
+        let (folder, name) = (program.with_file_name(""), "mpi.c");
+        write_peer(&folder, name, include_str!("../../peers/mpi.c"))?;
+        let source = folder.join(name);
         let compile = |installation: &Installation| {
             let compiler = installation.compiler();
             let mut command = installation.environment(Command::new(&compiler));
