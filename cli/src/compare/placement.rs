@@ -4,6 +4,7 @@
 //! seconds. Every library is slower where they do not, and not by the same factor.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
 use kolo::settings::{Domain, domains};
@@ -26,7 +27,7 @@ pub(super) enum State {
 #[derive(Debug, Default)]
 pub(super) struct Placement {
     trips: Vec<Duration>,
-    /// By the latest measurements. `None` where the machine changed meanwhile, or does not say.
+    /// By the latest round trip. `None` where the system does not say which processors there are.
     current: Option<State>,
 }
 
@@ -42,7 +43,11 @@ impl Placement {
     /// Measures after what was measured, and before what comes. Returns the state between this call and
     /// the last one, if it was the same at both.
     pub(super) fn probe(&mut self) -> Option<State> {
-        let trip = round_trip();
+        self.note(round_trip())
+    }
+
+    /// As [`Placement::probe`], with what was measured.
+    fn note(&mut self, trip: Option<Duration>) -> Option<State> {
         self.trips.extend(trip);
         let next = trip.map(state);
         let before = std::mem::replace(&mut self.current, next);
@@ -95,14 +100,15 @@ fn round_trip() -> Option<Duration> {
         }
         line.0.store(1 - mine, Ordering::Release);
     };
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let answer = move || {
             let is_bound = bind_thread(there).is_ok();
             (0..BATCHES as u32 * TRIPS).for_each(|_| pass(1));
             is_bound
         };
-        let answering = scope.spawn(answer);
+        // One thread starts the other: without it, nobody waits for an answer.
         let ask = move || {
+            let answering = Builder::new().spawn_scoped(scope, answer).ok()?;
             let is_bound = bind_thread(here).is_ok();
             let batch = || {
                 let began = Instant::now();
@@ -110,12 +116,10 @@ fn round_trip() -> Option<Duration> {
                 began.elapsed() / TRIPS
             };
             // The least, as another program may interrupt a batch.
-            let least = (0..BATCHES).map(|_| batch()).min();
-            least.filter(|_| is_bound)
+            let least = (0..BATCHES).map(|_| batch()).min()?;
+            (answering.join().ok()? && is_bound).then_some(least)
         };
-        let least = scope.spawn(ask).join().ok().flatten();
-        let is_bound = answering.join().unwrap_or(false);
-        least.filter(|_| is_bound)
+        Builder::new().spawn_scoped(scope, ask).ok()?.join().ok()?
     })
 }
 
@@ -130,10 +134,9 @@ mod tests {
         let met = |state| placement.met(state).map(|met| ((met.round_trip_us * 1e3).round(), met.measurements));
         assert_eq!([State::Near, State::Far].map(met), [Some((110.0, 3)), Some((400.0, 1))]);
         assert_eq!(of(&[100]).met(State::Far).map(|met| met.measurements), None);
-        let mut placement = of(&[]);
-        assert_eq!(placement.probe(), None);
-        // Whatever this machine is: only one of them can have been there at both ends.
-        let between = placement.probe();
-        assert!(between.is_none() || between == placement.current);
+        let mut placement = Placement::default();
+        let trips = [Some(100), Some(110), Some(400), Some(410), None, Some(120), Some(130)];
+        let states = trips.map(|trip| placement.note(trip.map(Duration::from_nanos)));
+        assert_eq!(states, [None, Some(State::Near), None, Some(State::Far), None, None, Some(State::Near)]);
     }
 }

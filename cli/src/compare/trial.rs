@@ -31,6 +31,6 @@ pub(super) fn tried(command: &mut Command, is_over: &dyn Fn() -> bool) -> Result
 }
 
 /// Writes the program of a contestant to the folder of the comparison.
-pub(super) fn write_peer(folder: &Path, name: &str, source: &str) -> Result<(), String> {
-    std::fs::write(folder.join(name), source).map_err(|error| error.to_string())
+pub(super) fn write_peer(path: &Path, source: &str) -> Result<(), String> {
+    std::fs::write(path, source).map_err(|error| format!("{}: {error}", path.display()))
 }
