@@ -440,7 +440,9 @@ fn a_change_of_pace_has_all_ranks_measure_again() {
         on_ranks(3, LATE, |rank_window, rank| {
             let left = |rank_window: &RankWindow| rank_window.window.autotune.left(traffic, LARGE);
             rank_window.check(op, LARGE / 8, 0, true, 1);
-            rank_window.window.autotune.set(traffic, LARGE, CopyMode::Staged, 0.2);
+            // The second changes the mode, so it is measured again after 20 operations.
+            rank_window.window.autotune.set(traffic, LARGE, CopyMode::Staged, 1.0);
+            rank_window.window.autotune.set(traffic, LARGE, CopyMode::Streamed, 0.2);
             rank_window.check(op, LARGE / 8, 0, true, 2);
             assert_eq!(left(rank_window), 19);
             // Rank 1 says so in the next operation, and all measure in the one after it.
