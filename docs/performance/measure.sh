@@ -25,7 +25,7 @@ cd docs/performance
 for ranks in ${RANKS:-2 4}; do
     for op in all_reduce broadcast all_gather reduce_scatter all_to_all barrier; do
         with=bounds
-        if [ "$op" = all_reduce ]; then with=kolo-registered; fi
+        if [ "$op" = all_reduce ]; then with="kolo-registered"; fi
         # MPICH and Intel MPI spin: with more ranks than processors, one call takes milliseconds.
         if [ "$ranks" -gt "$(nproc)" ]; then here=("${places[@]:0:2}"); else here=("${places[@]}"); fi
         if [ "$op" = barrier ]; then sizes=(); else sizes=(--sizes '8,512,4K,64K,256K,1M,4M,16M'); fi
