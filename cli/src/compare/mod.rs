@@ -51,6 +51,11 @@ pub(crate) fn compare(args: &Args) -> Result<Option<Signal>, Failure> {
     if matches!(args.task, Task::Question(subject) if subject.is_messages()) && args.ranks != 2 {
         return Err(Failure::Usage(format!("{} is between 2 ranks", args.task.name())));
     }
+    for (at, peer) in args.peers.iter().enumerate() {
+        if args.peers[..at].iter().any(|other| other.mpi == peer.mpi) {
+            return Err(Failure::Usage(format!("--peer gives two folders for {}", peer.mpi.name())));
+        }
+    }
     let mut contestants = vec![if args.tcp { Contestant::KoloTcp } else { Contestant::Kolo }];
     // The bounds would stretch the axes of a plot.
     let mut undrawn = Vec::new();

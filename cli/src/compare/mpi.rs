@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::trial::{output, tried, write_peer};
+use super::trial::{output, said, tried, write_peer};
 
 /// An implementation of MPI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,11 +98,12 @@ impl Mpi {
             .flat_map(|folder| ["mpiexec".to_owned(), format!("mpiexec.{}", self.name())].map(|name| folder.join(name)));
         let mut problem = None;
         for launcher in launchers.filter(|path| path.is_file()) {
-            let said = output(Command::new(&launcher).arg("--version"), is_over);
-            let said = said.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-            if !self.marks().iter().any(|mark| said.contains(mark)) {
-                continue;
-            }
+            let said = match said(Command::new(&launcher).arg("--version"), is_over) {
+                Ok(said) if self.marks().iter().any(|mark| said.contains(mark)) => said,
+                Err(why) if named.is_some() => return Err(format!("{}: {why}", launcher.display())),
+                // A launcher in `PATH` that does not run may be that of another MPI.
+                Ok(_) | Err(_) => continue,
+            };
             let installation = Installation { mpi: self, launcher, version: version(&said) };
             match attempt(&installation) {
                 Ok(result) => return Ok((installation, result)),
@@ -149,14 +150,14 @@ impl Mpi {
                      mpi = ' '.join(MPI.Get_library_version().split(',')[0].split()[:3]); \
                      print('mpi4py', mpi4py.__version__, 'numpy', numpy.__version__, mpi) if MPI.COMM_WORLD.rank == 0 else None";
         let attempt = |installation: &Installation| {
-            let mut problem = String::new();
+            let mut problem = None;
             for python in [installation.launcher.with_file_name("python3"), PathBuf::from("python3")] {
                 match tried(installation.command(2, false, &python).args(["-c", trial]), is_over) {
                     Ok(versions) => return Ok((python, versions)),
-                    Err(why) => problem = why,
+                    Err(why) => problem = problem.or(Some(format!("{}: {why}", python.display()))),
                 }
             }
-            Err(problem)
+            Err(problem.unwrap_or_default())
         };
         let advice = format!(
             "pip install numpy mpi4py {}, and run with the folder of that Python in PATH, or --peer {}=FOLDER",
@@ -227,7 +228,12 @@ impl Installation {
             command.env("I_MPI_ROOT", root);
             let libraries = root.join("lib");
             if libraries.join("libfabric.so.1").is_file() {
-                command.env("FI_PROVIDER_PATH", &libraries).env("LD_LIBRARY_PATH", &libraries);
+                let mut searched = libraries.clone().into_os_string();
+                if let Some(others) = std::env::var_os("LD_LIBRARY_PATH").filter(|others| !others.is_empty()) {
+                    searched.push(":");
+                    searched.push(others);
+                }
+                command.env("FI_PROVIDER_PATH", &libraries).env("LD_LIBRARY_PATH", searched);
             }
         }
         command

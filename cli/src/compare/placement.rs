@@ -1,7 +1,8 @@
-//! How far apart the processors of the machine are while it is compared.
+//! How far apart the processors of a machine with two are while it is compared.
 //!
 //! The two processors of a virtual machine share a last-level cache or do not, and that changes within
-//! seconds. Every library is slower where they do not, and not by the same factor.
+//! seconds. Every library is slower where they do not, and not by the same factor. With more processors, it
+//! is not known on which the ranks run.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, Builder};
@@ -27,7 +28,7 @@ pub(super) enum State {
 #[derive(Debug, Default)]
 pub(super) struct Placement {
     trips: Vec<Duration>,
-    /// By the latest round trip. `None` where the system does not say which processors there are.
+    /// By the latest round trip. `None` where no round trip is measured.
     current: Option<State>,
 }
 
@@ -82,13 +83,13 @@ fn state(trip: Duration) -> State {
     if trip < FAR { State::Near } else { State::Far }
 }
 
-/// Measures the round trip of a cache line between two cores. `None` where there is only one, or the
-/// system does not say which there are.
+/// Measures the round trip of a cache line between the two cores of a machine. `None` where there are more
+/// or fewer, or the system does not say which there are.
 fn round_trip() -> Option<Duration> {
     const BATCHES: usize = 8;
     const TRIPS: u32 = 100;
     let cores = domains(Domain::Core);
-    let [here, there] = cores.first_chunk::<2>()?;
+    let [here, there] = cores.as_slice() else { return None };
     let (here, there) = (*here.first()?, *there.first()?);
     // Whose turn it is. Alone in its cache line, with what processors fetch beside it.
     #[repr(align(128))]
@@ -106,7 +107,7 @@ fn round_trip() -> Option<Duration> {
             (0..BATCHES as u32 * TRIPS).for_each(|_| pass(1));
             is_bound
         };
-        // One thread starts the other: without it, nobody waits for an answer.
+        // One thread starts the other: without it, none waits for an answer.
         let ask = move || {
             let answering = Builder::new().spawn_scoped(scope, answer).ok()?;
             let is_bound = bind_thread(here).is_ok();

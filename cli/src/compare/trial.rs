@@ -22,12 +22,19 @@ pub(super) fn output(command: &mut Command, is_over: &dyn Fn() -> bool) -> std::
     reader.join().unwrap_or_else(|_| Err(std::io::Error::other("its output could not be read")))
 }
 
-/// Runs a trial, and returns its output; an error is the last line of what it complains.
-pub(super) fn tried(command: &mut Command, is_over: &dyn Fn() -> bool) -> Result<String, String> {
+/// Runs a program, and returns its output; an error is the last line of what it complains.
+pub(super) fn said(command: &mut Command, is_over: &dyn Fn() -> bool) -> Result<String, String> {
     let output = output(command, is_over).map_err(|error| error.to_string())?;
-    let said = if output.status.success() { &output.stdout } else { &output.stderr };
-    let said = String::from_utf8_lossy(said).trim_end().lines().last().unwrap_or_default().to_owned();
-    if output.status.success() { Ok(said) } else { Err(said) }
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    Err(complaint.trim_end().lines().last().map_or_else(|| output.status.to_string(), str::to_owned))
+}
+
+/// Runs a trial, and returns the last line of its output.
+pub(super) fn tried(command: &mut Command, is_over: &dyn Fn() -> bool) -> Result<String, String> {
+    said(command, is_over).map(|said| said.trim_end().lines().last().unwrap_or_default().to_owned())
 }
 
 /// Writes the program of a contestant to the folder of the comparison.

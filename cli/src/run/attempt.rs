@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased, unbounded};
 
@@ -49,7 +50,17 @@ pub(super) struct Events {
     pub(super) sender: Sender<Event>,
     pub(super) receiver: Receiver<Event>,
     /// Ends the thread that passes signals on.
-    _passing: Sender<()>,
+    passing: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Events {
+    /// Waits until a signal that was taken is noted, too: it keeps the job from starting again.
+    fn drop(&mut self) {
+        self.passing = None;
+        // A thread that has panicked has said so.
+        _ = self.thread.take().map(JoinHandle::join);
+    }
 }
 
 impl Attempt<'_> {
@@ -76,8 +87,8 @@ impl Attempt<'_> {
             }
         };
         let thread = std::thread::Builder::new().name("signals-of-start".to_owned()).spawn(pass);
-        thread.map_err(|error| format!("cannot watch for signals: {error}"))?;
-        Ok(Events { sender, receiver, _passing: passing })
+        let thread = thread.map_err(|error| format!("cannot watch for signals: {error}"))?;
+        Ok(Events { sender, receiver, passing: Some(passing), thread: Some(thread) })
     }
 
     /// Checks the words of a built-in command before ranks start with them, once.

@@ -119,6 +119,7 @@ fn launch(attempt: &Attempt<'_>) -> Result<Ended, Refusal> {
         }
     }
     drop(unread);
+    palette.begin();
     let failure = supervisor.wait(receiver);
     drop(server);
     let failure = after_the_output(failure, &all_read, receiver);

@@ -41,6 +41,13 @@ impl Palette {
         Palette { logs, prefixes: Arc::new(Some(prefixes)), problem: Arc::default() }
     }
 
+    /// Ranks have started.
+    pub(super) fn begin(&self) {
+        if let Some(Err(problem)) = self.logs.as_ref().map(|logs| logs.begin()) {
+            self.problem.get_or_init(|| problem);
+        }
+    }
+
     fn prefix(&self, rank: usize, is_error: bool) -> &str {
         self.prefixes.as_ref().as_ref().map_or("", |prefixes| &prefixes[usize::from(is_error)][rank])
     }

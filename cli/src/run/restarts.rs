@@ -34,7 +34,8 @@ pub(super) fn run(args: &Args, hosts: Option<&[Host]>) -> Result<ExitCode, Refus
     let log_dir = log_dir.map_err(|error| format!("--log-dir: {error}"))?;
     let asked_to_end = Arc::new(OnceLock::new());
     let mut rows = Vec::new();
-    for restarts in 0.. {
+    let mut restarts = 0;
+    loop {
         let began = Instant::now();
         let attempt = Attempt { args, log_dir: log_dir.as_deref(), restarts, signals: &signals, asked_to_end: &asked_to_end };
         let launched = match hosts {
@@ -73,8 +74,8 @@ pub(super) fn run(args: &Args, hosts: Option<&[Host]>) -> Result<ExitCode, Refus
             report(&rows);
             return Ok(process::exit(code));
         }
+        restarts += 1;
     }
-    unreachable!("there are fewer restarts than numbers")
 }
 
 fn count_of(restarts: u32) -> String {

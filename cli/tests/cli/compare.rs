@@ -215,6 +215,15 @@ fn an_mpi_is_taken_from_where_it_is_said_to_be() {
     );
     let out = said(&[&compare[..], &["copy", "--peer", &format!("intel={prefix}")]].concat());
     assert!(out.contains(&format!("# NOT RUN: intel: {prefix}/bin/mpiexec is another MPI; pip install impi-rt")), "{out}");
+    // A Python environment that was moved.
+    let launcher = std::fs::read(bin.join("mpiexec")).unwrap();
+    std::fs::write(bin.join("mpiexec"), "#!/absent/python\n").unwrap();
+    let out = said(&[&compare[..], &["copy", "--peer", &format!("openmpi={prefix}")]].concat());
+    assert!(out.contains(&format!("# NOT RUN: openmpi: {prefix}/bin/mpiexec: No such file")), "{out}");
+    std::fs::write(bin.join("mpiexec"), "#!/bin/sh\necho it lacks a library >&2; exit 127\n").unwrap();
+    let out = said(&[&compare[..], &["copy", "--peer", &format!("openmpi={prefix}")]].concat());
+    assert!(out.contains(&format!("# NOT RUN: openmpi: {prefix}/bin/mpiexec: it lacks a library; pip")), "{out}");
+    std::fs::write(bin.join("mpiexec"), launcher).unwrap();
     let output = program().args(compare).arg("openmpi,intel").env("PATH", &bin).output().unwrap();
     let out = text(&output.stdout);
     assert!(out.contains("mpicc fails: no headers") && out.contains("NOT RUN: intel: no mpiexec of it is in PATH"), "{out}");
@@ -230,6 +239,9 @@ fn an_mpi_is_taken_from_where_it_is_said_to_be() {
         let (_, err) = failed(&["compare", "--peer", peer]);
         assert!(err.contains(why), "{err}");
     }
+    let peer = format!("openmpi={prefix}");
+    let (_, err) = failed(&["compare", "--peer", &peer, "--peer", &peer]);
+    assert!(err.contains("--peer gives two folders for openmpi"), "{err}");
     std::fs::remove_dir_all(&folder).unwrap();
 }
 

@@ -104,11 +104,56 @@ fn what_ranks_write_goes_into_files() {
     fs::write(&file, "").unwrap();
     let output = run(&["--log-dir", file.to_str().unwrap()], "true");
     assert!(output.status.code() == Some(125) && text(&output.stderr).contains("--log-dir"), "{output:?}");
-    std::os::unix::fs::symlink("/dev/full", logs.join("rank-2.out")).unwrap();
-    let output = kolo(&["run", "-n", "3", options[0], options[1], "--", "echo", "line"]);
+    let limited = "trap '' XFSZ; ulimit -f 1; exec \"$@\"";
+    let script = "[ $KOLO_RANK -lt 2 ] || printf %9999s; echo line";
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            limited,
+            "sh",
+            env!("CARGO_BIN_EXE_kolo"),
+            "run",
+            "-n",
+            "3",
+            options[0],
+            options[1],
+            "--",
+            "sh",
+            "-c",
+            script,
+        ])
+        .output()
+        .unwrap();
     let err = text(&output.stderr);
-    assert!(err.contains("the file of rank 2's standard output cannot be written: No space left"), "{err}");
+    assert!(err.contains("the file of rank 2's standard output cannot be written: File too large"), "{err}");
     assert_eq!(output.status.code(), Some(1));
+}
+
+/// Not one line of an earlier job is lost to a job that does not start, and nothing else to a job at all:
+/// others may have put a link or a pipe where a file will be.
+#[test]
+fn what_is_in_files_stays_until_ranks_start() {
+    let folder = Folder::new("logs-kept");
+    let [victim, log, pipe] = ["victim", "rank-0.out", "rank-1.err"].map(|name| folder.0.join(name));
+    let logs = ["--log-dir", folder.0.to_str().unwrap()];
+    fs::write(&log, "of before\n").unwrap();
+    let no_program = kolo(&[&["run", "-n", "2"], &logs[..], &["--", "/absent/program"]].concat());
+    assert_eq!(no_program.status.code(), Some(127), "{no_program:?}");
+    assert_eq!(fs::read_to_string(&log).unwrap(), "of before\n");
+    fs::remove_file(&pipe).unwrap();
+    fs::write(&victim, "theirs").unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    let refused = |name: &str| {
+        let output = run(&logs, "echo mine");
+        let said = format!("{name} cannot be written: it is not a regular file");
+        assert!(output.status.code() == Some(125) && text(&output.stderr).contains(&said), "{output:?}");
+    };
+    refused("rank-1.err");
+    assert_eq!(fs::read_to_string(&log).unwrap(), "of before\n");
+    fs::remove_file(&log).unwrap();
+    std::os::unix::fs::symlink(&victim, &log).unwrap();
+    refused("rank-0.out");
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "theirs");
 }
 
 /// A later start would get what the first had left.

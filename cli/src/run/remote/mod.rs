@@ -181,6 +181,7 @@ fn start(
     match ranks.wait_until_ready(&answer, &events.receiver, args.connect_timeout) {
         Ok(master) => {
             ranks.tell(&ToAgent::Start { master });
+            palette.begin();
             Ok(Ok(Started { ranks, events, server, all_read, sends_input: reads }))
         }
         Err(not_ready) => {
