@@ -5,7 +5,6 @@ use super::choreography::Choreography;
 use super::cma;
 use super::part::Part;
 use super::registered::Loan;
-use super::tuning::Traffic;
 use super::two_shot::TwoShot;
 use super::wait::Sources;
 use super::window::Window;
@@ -21,7 +20,7 @@ pub(super) fn all_reduce(window: &mut Window, context: &OpContext<'_>, two_shot:
     let part = two_shot.part;
     let mine = window.lend_memory(context, part.call.send, Some(part.call.recv));
     let choreography = Choreography {
-        traffic: Traffic::Reduced,
+        call: part.call,
         bytes: part.call.count * part.element,
         sources: Sources::All,
         lenders: 0..part.ranks,

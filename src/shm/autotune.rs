@@ -71,27 +71,43 @@ pub(super) fn copy_mode(window: &mut Window, context: &OpContext<'_>, traffic: T
         return Ok(if may_read { CopyMode::Cma } else { CopyMode::Staged });
     }
     let began = Instant::now();
-    let Some((copy_mode, cost)) = fastest(window, context, traffic, traffic.size(bytes))? else {
+    let Some(Fastest { copy_mode, time, mut all }) = fastest(window, context, traffic, traffic.size(bytes))? else {
         return Ok(window.autotune.put_off(traffic, bytes));
     };
-    crate::log::info!(?traffic, bytes, %copy_mode, took = %shown::time(began.elapsed()), "measured the copy mode for large buffers");
-    window.autotune.set(traffic, bytes, copy_mode, cost);
     // Broadcasts do not wait for all ranks to measure again. All are here now.
     for bytes in Traffic::Spread.measured() {
         if traffic != Traffic::Spread
             && window.autotune.last(Traffic::Spread, bytes) != CopyMode::Auto
-            && let Some((copy_mode, cost)) = fastest(window, context, Traffic::Spread, Traffic::Spread.size(bytes))?
+            && let Some(spread) = fastest(window, context, Traffic::Spread, Traffic::Spread.size(bytes))?
         {
-            window.autotune.set(Traffic::Spread, bytes, copy_mode, cost);
+            window.autotune.set(Traffic::Spread, bytes, spread.copy_mode, spread.cost());
+            all += spread.all;
         }
     }
+    crate::log::info!(?traffic, bytes, %copy_mode, took = %shown::time(began.elapsed()), "measured the copy mode for large buffers");
+    window.autotune.set(traffic, bytes, copy_mode, Fastest { copy_mode, time, all }.cost());
     keep_tuning(window);
     Ok(copy_mode)
 }
 
-/// Measures the copy modes. Returns the fastest, and how many operations in this mode take as long
-/// as the measurement; `None` if a rank's deadline leaves no time for that.
-fn fastest(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, size: usize) -> Result<Option<(CopyMode, f64)>> {
+/// What a measurement of copy modes found. All ranks get the same.
+struct Fastest {
+    copy_mode: CopyMode,
+    /// Nanoseconds of an operation in this mode.
+    time: f64,
+    /// Nanoseconds of the measurement.
+    all: f64,
+}
+
+impl Fastest {
+    /// Returns how many operations in this mode take as long as the measurement.
+    fn cost(&self) -> f64 {
+        self.all / self.time.max(1.0)
+    }
+}
+
+/// Measures the copy modes; `None` if a rank's deadline leaves no time for that.
+fn fastest(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, size: usize) -> Result<Option<Fastest>> {
     let Some(mut bytes) = scratch(window, context, traffic.measured()[size])? else { return Ok(None) };
     let buffer = RawSliceMut::of(&mut bytes);
     let possible = MODES.map(|mode| match mode {
@@ -102,8 +118,8 @@ fn fastest(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, size:
     let fastest = (1..MODES.len()).fold(0, |best, i| if times[i] < MARGIN * times[best] { i } else { best });
     let all: f64 = times.iter().filter(|&&time| time < IMPOSSIBLE).sum();
     // Each repetition runs twice.
-    let cost = 2.0 * REPETITIONS[size] as f64 * all / times[fastest].max(1.0);
-    Ok(Some((MODES[fastest], cost)))
+    let all = 2.0 * REPETITIONS[size] as f64 * all;
+    Ok(Some(Fastest { copy_mode: MODES[fastest], time: times[fastest], all }))
 }
 
 /// Returns the bytes over all ranks up to which every rank reduces everything: saving a phase is

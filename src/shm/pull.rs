@@ -11,7 +11,6 @@ use super::cma;
 use super::part::Part;
 use super::pipeline::Collective;
 use super::registered::Loan;
-use super::tuning::Traffic;
 use super::wait::Sources;
 use super::window::Window;
 use crate::error::Result;
@@ -32,11 +31,6 @@ pub(super) fn pull<D: Collective>(window: &mut Window, context: &OpContext<'_>, 
     }
     let Part { call, rank, ranks, .. } = part;
     let lenders = if has_root(call.op) { call.root..call.root + 1 } else { 0..ranks };
-    let traffic = match call.op {
-        Op::Broadcast | Op::Scatter => Traffic::Spread,
-        op if op.reduces() => Traffic::Reduced,
-        _ => Traffic::Copied,
-    };
     let lends = lenders.contains(&rank) && !part.overwrites_what_peers_read();
     let mine = if lends {
         window.lend_memory(context, call.send, None)
@@ -46,7 +40,7 @@ pub(super) fn pull<D: Collective>(window: &mut Window, context: &OpContext<'_>, 
         None
     };
     let choreography = Choreography {
-        traffic,
+        call,
         bytes: bytes(part),
         // The root looks where its peers want the broadcast.
         sources: if lends && mine.is_some() && call.op == Op::Broadcast { Sources::Each } else { sources },

@@ -1,8 +1,10 @@
 //! What is known about the copy modes of this machine. [`super::autotune`] measures it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use crate::call::Call;
 use crate::config::CopyMode;
+use crate::types::{DType, Op, ReduceOp};
 
 /// What an operation does with its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +24,14 @@ const TRAFFICS: usize = 3;
 pub(super) const SIZES: usize = 3;
 
 impl Traffic {
+    pub(super) const fn of(op: Op) -> Traffic {
+        match op {
+            Op::Broadcast | Op::Scatter => Traffic::Spread,
+            op if op.reduces() => Traffic::Reduced,
+            _ => Traffic::Copied,
+        }
+    }
+
     /// The fewest bytes of each size. From the third on, data no longer fits the caches of most
     /// processors.
     const fn sizes(self) -> [usize; SIZES] {
@@ -94,46 +104,67 @@ impl Measured {
     }
 }
 
-/// A rank judges its pace by the quickest of this many operations: in the others it may have waited for a
+/// A rank judges a pace by the quickest of this many operations: in the others it may have waited for a
 /// late peer.
-const PACES: u32 = 8;
+const JUDGED: u32 = 8;
 
 /// A rank doubts the copy mode if its operations take this many times as long as they did after the last
 /// measurement, or this part of the time. Far processors take three times as long as near ones, and more.
 const CHANGE: f32 = 1.7;
 
 /// A rank does not doubt what was measured in the first of this many parts of the operations until the next
-/// measurement. While measurements find nothing new, these are more and more, and doubts become rare.
-const TRUSTED: u32 = 40;
+/// measurement: of ten operations, at most the time of one goes into measuring. While measurements find
+/// nothing new, these operations are more and more, and doubts become rare.
+const TRUSTED: u32 = 10;
 
-/// How long operations of about one size take.
-#[derive(Clone, Copy, Debug, Default)]
+/// Calls that take about as long as each other while the processors stay where they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Alike {
+    op: Op,
+    dtype: DType,
+    redop: Option<ReduceOp>,
+    bytes: usize,
+}
+
+impl Alike {
+    pub(super) fn new(call: &Call, bytes: usize) -> Alike {
+        Alike { op: call.op, dtype: call.dtype, redop: call.redop, bytes }
+    }
+}
+
+/// How long calls take that are alike.
+#[derive(Clone, Copy, Debug)]
 struct Pace {
-    /// Nanoseconds per byte after the last measurement; 0 until that is known.
-    at_first: f32,
-    /// The least since the last judgement, and of how many operations.
-    least: f32,
+    of: Alike,
+    /// The least time after the last measurement; `None` until that is known.
+    at_first: Option<Duration>,
+    /// The least time since the last judgement, and of how many operations.
+    least: Duration,
     operations: u32,
 }
 
 impl Pace {
+    fn new(of: Alike) -> Pace {
+        Pace { of, at_first: None, least: Duration::MAX, operations: 0 }
+    }
+
     /// Counts an operation. Returns whether the latest ones took another time than the first.
-    fn is_changed_by(&mut self, pace: f32) -> bool {
-        self.least = if self.operations == 0 { pace } else { self.least.min(pace) };
+    fn is_changed_by(&mut self, took: Duration) -> bool {
+        self.least = self.least.min(took);
         self.operations += 1;
-        if self.operations < PACES {
+        if self.operations < JUDGED {
             return false;
         }
         self.operations = 0;
-        if self.at_first == 0.0 {
-            self.at_first = self.least;
-        }
-        self.least > CHANGE * self.at_first || self.at_first > CHANGE * self.least
+        let least = std::mem::replace(&mut self.least, Duration::MAX);
+        let at_first = *self.at_first.get_or_insert(least);
+        least > at_first.mul_f32(CHANGE) || at_first > least.mul_f32(CHANGE)
     }
 }
 
-/// The sizes whose pace is kept apart: those between two powers of two, from 32 KiB on.
-const PACED: usize = 16;
+/// The paces that are kept. A program that makes more kinds of calls in turns has none that is judged, and
+/// waits for the next measurement.
+const PACES: usize = 16;
 
 /// The copy modes for large private buffers, as far as they are known.
 pub(crate) struct Autotune {
@@ -141,8 +172,10 @@ pub(crate) struct Autotune {
     pub(super) wanted: CopyMode,
     /// By traffic and size.
     measured: [[Measured; SIZES]; TRAFFICS],
-    /// By traffic and size, on this rank: its peers may find other times.
-    paces: [[Pace; PACED]; TRAFFICS],
+    /// On this rank: its peers may find other times. The latest ones, the next to be replaced at
+    /// `oldest` once they are [`PACES`].
+    paces: Vec<Pace>,
+    oldest: usize,
     /// Whether this rank asks its peers to measure again, in the operation under way.
     doubts: bool,
     /// By traffic and size, whether this rank has found another pace since the last measurement.
@@ -156,8 +189,8 @@ pub(crate) struct Autotune {
 impl Autotune {
     pub(crate) fn new(wanted: CopyMode) -> Autotune {
         let measured = [[Measured::new(CopyMode::Auto); SIZES]; TRAFFICS];
-        let (paces, changed) = ([[Pace::default(); PACED]; TRAFFICS], [[false; SIZES]; TRAFFICS]);
-        Autotune { wanted, measured, paces, doubts: false, changed, may_read: None, one_shot: None }
+        let (paces, changed) = (Vec::new(), [[false; SIZES]; TRAFFICS]);
+        Autotune { wanted, measured, paces, oldest: 0, doubts: false, changed, may_read: None, one_shot: None }
     }
 
     /// The same, with what the same ranks have measured before, in the form of
@@ -224,12 +257,29 @@ impl Autotune {
         self.measured[traffic as usize][traffic.size(bytes)].left = 0;
     }
 
-    /// Takes how long an operation took in a copy mode that was known when it began.
-    pub(super) fn took(&mut self, traffic: Traffic, bytes: usize, began: Option<Instant>) {
-        let Some(began) = began.filter(|_| self.wanted == CopyMode::Auto && bytes >= traffic.large()) else { return };
-        let pace = began.elapsed().as_nanos() as f32 / bytes as f32;
-        let size = (bytes.ilog2() as usize).saturating_sub(15).min(PACED - 1);
-        self.changed[traffic as usize][traffic.size(bytes)] |= self.paces[traffic as usize][size].is_changed_by(pace);
+    /// Whether it matters how long an operation takes. The same on all ranks.
+    pub(super) fn is_timed(&self, traffic: Traffic, bytes: usize) -> bool {
+        self.wanted == CopyMode::Auto && bytes >= traffic.large()
+    }
+
+    /// Takes how long an operation took in a copy mode that was known when it began. Those that are not
+    /// timed have no beginning.
+    pub(super) fn took(&mut self, of: Alike, began: Option<Instant>) {
+        let Some(took) = began.map(|began| began.elapsed()) else { return };
+        let traffic = Traffic::of(of.op);
+        let at = self.paces.iter().position(|pace| pace.of == of).unwrap_or_else(|| self.keep_pace(Pace::new(of)));
+        self.changed[traffic as usize][traffic.size(of.bytes)] |= self.paces[at].is_changed_by(took);
+    }
+
+    /// Returns where the pace is kept.
+    fn keep_pace(&mut self, pace: Pace) -> usize {
+        if self.paces.len() < PACES {
+            self.paces.push(pace);
+            return self.paces.len() - 1;
+        }
+        self.oldest = (self.oldest + 1) % PACES;
+        self.paces[self.oldest] = pace;
+        self.oldest
     }
 
     /// The copy mode for a buffer, also if it is time to measure it again. `Auto` if nothing is
@@ -243,7 +293,8 @@ impl Autotune {
     pub(super) fn set(&mut self, traffic: Traffic, bytes: usize, copy_mode: CopyMode, cost: f64) {
         self.measured[traffic as usize][traffic.size(bytes)].set(copy_mode, cost);
         self.changed[traffic as usize][traffic.size(bytes)] = false;
-        self.paces[traffic as usize] = [Pace::default(); PACED];
+        // Others were not measured, and keep the pace by which they are judged.
+        self.paces.retain(|Pace { of, .. }| Traffic::of(of.op) != traffic || traffic.size(of.bytes) != traffic.size(bytes));
     }
 
     /// Puts a measurement off, for which there is no time. Returns the copy mode until then.
@@ -294,14 +345,56 @@ mod tests {
 
     #[test]
     fn a_pace_changes_if_the_quickest_of_several_operations_does() {
-        let mut pace = Pace::default();
-        let mut of = |paces: [f32; PACES as usize]| paces.map(|one| pace.is_changed_by(one)).contains(&true);
-        assert!(!of([3.0, 1.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0]));
+        let mut pace = Pace::new(alike(Op::AllReduce, 1 << 20));
+        let mut of =
+            |times: [u64; JUDGED as usize]| times.map(|us| pace.is_changed_by(Duration::from_micros(us))).contains(&true);
+        assert!(!of([30, 10, 90, 90, 90, 90, 90, 90]));
         // A rank that is often late, or interrupted.
-        assert!(!of([9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 1.5]));
-        assert!(of([2.0; PACES as usize]));
-        assert!(!of([1.0; PACES as usize]));
-        assert!(of([0.5; PACES as usize]));
+        assert!(!of([90, 90, 90, 90, 90, 90, 90, 15]));
+        assert!(of([20; JUDGED as usize]));
+        assert!(!of([10; JUDGED as usize]));
+        assert!(of([5; JUDGED as usize]));
+    }
+
+    fn alike(op: Op, bytes: usize) -> Alike {
+        Alike { op, dtype: DType::F32, redop: op.reduces().then_some(ReduceOp::Sum), bytes }
+    }
+
+    /// Runs the operations of a judgement, each of which takes a time or more. Returns whether a rank now
+    /// finds that the pace has changed.
+    fn judge(autotune: &mut Autotune, of: Alike, took: Duration) -> bool {
+        (0..JUDGED).for_each(|_| autotune.took(of, Instant::now().checked_sub(took)));
+        let traffic = Traffic::of(of.op);
+        autotune.changed[traffic as usize][traffic.size(of.bytes)]
+    }
+
+    /// Each call has a pace of its own: of two kinds, neither is taken for a change of the other. What is
+    /// measured anew for one size leaves the paces of the other sizes.
+    #[test]
+    fn only_calls_that_are_alike_are_compared() {
+        let [near, far] = [1, 60].map(Duration::from_secs);
+        let (reduced, scattered) = (alike(Op::AllReduce, 1 << 20), alike(Op::ReduceScatter, 1 << 20));
+        let (short, large) = (alike(Op::AllReduce, 64 << 10), alike(Op::AllReduce, 16 << 20));
+        let mut autotune = Autotune::new(CopyMode::Auto);
+        for (of, took) in [(reduced, near), (scattered, far), (short, near), (large, near)] {
+            assert!(!judge(&mut autotune, of, took));
+            assert!(!judge(&mut autotune, of, took));
+        }
+        assert!(judge(&mut autotune, short, far));
+        autotune.set(Traffic::Reduced, short.bytes, CopyMode::Streamed, 1.0);
+        assert!(!judge(&mut autotune, short, far), "measured anew");
+        assert!(judge(&mut autotune, large, far), "not measured");
+    }
+
+    /// A program that makes many kinds of calls has no pace judged by another's.
+    #[test]
+    fn the_oldest_pace_gives_way() {
+        let mut autotune = Autotune::new(CopyMode::Auto);
+        for (seconds, kilobytes) in (64..64 + 3 * PACES as u64).enumerate() {
+            let of = alike(Op::AllReduce, (kilobytes as usize) << 10);
+            assert!(!judge(&mut autotune, of, Duration::from_secs(1 << (seconds % 8))));
+            assert!(autotune.paces.len() <= PACES);
+        }
     }
 
     #[test]
