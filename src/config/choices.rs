@@ -19,9 +19,8 @@ numbered! {
 }
 
 numbered! {
-    /// How private memory passes from one process of a host to another: 32 KiB or more in
-    /// all-reduce and reduce-scatter, 64 KiB or more in broadcast, scatter, all-gather and
-    /// all-to-all.
+    /// How private memory of 32 KiB or more passes from one process of a host to another, in all-reduce,
+    /// reduce-scatter, broadcast, scatter, all-gather and all-to-all.
     #[derive(Default)]
     #[non_exhaustive]
     pub enum CopyMode {

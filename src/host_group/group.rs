@@ -15,6 +15,10 @@ use super::stage::{FIRST, HOME, Holder, KEPT, STAGE, Stage, Stages};
 use crate::sys::{Process, ProcessWatch, Region};
 use crate::types::Rank;
 
+/// With more ranks, the pages of their stages are mapped when they are touched, each with its neighbours: all
+/// at once they would be mapped as often as there are pairs of ranks, and most are never read.
+const POPULATED: usize = 8;
+
 /// Asks whether a stage's last readers have finished.
 pub(crate) type Readers = Box<dyn Fn(&HostGroup) -> bool + Send>;
 
@@ -234,15 +238,20 @@ impl HostGroup {
     ///
     /// `NotFound` if there is no stage of this number.
     pub(crate) fn stage_of(&self, owner: Rank, id: u32) -> io::Result<*mut u8> {
-        if id == FIRST {
-            return Ok(self.home.at(self.index_of(owner).ok_or(io::ErrorKind::NotFound)? * HOME + AREA));
-        }
+        let index = self.index_of(owner).ok_or(io::ErrorKind::NotFound)?;
+        let offset = if id == FIRST { index * HOME + AREA } else { 0 };
         let mut mapped = self.mapped.lock();
-        if let Some(stage) = mapped.get(&(owner, id)) {
-            return Ok(stage.at(0));
+        if let Some(region) = mapped.get(&(owner, id)) {
+            return Ok(region.at(offset));
         }
-        let stage = self.home.extension(self.extension(owner, id).ok_or(io::ErrorKind::NotFound)?)?;
-        Ok(mapped.entry((owner, id)).or_insert(stage).at(0))
+        let region = match id {
+            FIRST => self.home.clone(),
+            _ => self.home.extension(self.extension(owner, id).ok_or(io::ErrorKind::NotFound)?)?,
+        };
+        if self.members.len() <= POPULATED {
+            region.populate(offset..offset + STAGE);
+        }
+        Ok(mapped.entry((owner, id)).or_insert(region).at(offset))
     }
 
     /// Returns where behind the first region a stage lies. The number may come from a peer; `None`

@@ -16,7 +16,7 @@ use super::area::AREA;
 use crate::sys::Region;
 
 /// Bytes of a stage.
-pub(crate) const STAGE: usize = 1 << 20;
+pub(crate) const STAGE: usize = 2 << 20;
 
 /// Bytes that each rank has in the first region of a host: an area for the communicator of all
 /// ranks, and a first stage.
@@ -45,11 +45,20 @@ pub(crate) struct Stage {
     pub(crate) id: u32,
     pub(super) region: Arc<Region>,
     pub(super) offset: usize,
+    is_populated: bool,
 }
 
 impl Stage {
     pub(crate) fn base(&self) -> *mut u8 {
         self.region.at(self.offset)
+    }
+
+    /// Maps its pages, which will be written in turn, before the first operation instead of within the first
+    /// hundreds.
+    pub(crate) fn populate(&mut self) {
+        if !std::mem::replace(&mut self.is_populated, true) {
+            self.region.populate(self.offset..self.offset + STAGE);
+        }
     }
 }
 
@@ -73,7 +82,7 @@ pub(super) struct Stages<R> {
 impl<R> Stages<R> {
     /// Begins with the first stage of the member of the host at `index`.
     pub(super) fn new(home: &Arc<Region>, index: usize) -> Stages<R> {
-        let first = Stage { id: FIRST, region: home.clone(), offset: index * HOME + AREA };
+        let first = Stage { id: FIRST, region: home.clone(), offset: index * HOME + AREA, is_populated: false };
         Stages { free: vec![first], parked: Vec::new(), holders: Vec::new(), count: 1 }
     }
 
@@ -105,7 +114,7 @@ impl<R> Stages<R> {
         let id = FIRST + self.count as u32;
         let region = create(id)?;
         self.count += 1;
-        Ok(Stage { id, region, offset: 0 })
+        Ok(Stage { id, region, offset: 0, is_populated: false })
     }
 
     /// Takes a stage from a holder that gives it up. Asks the holders in the order in which they

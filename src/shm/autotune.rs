@@ -16,7 +16,7 @@ use super::one_shot::{ONE_SHOT, OneShot};
 use super::part::Part;
 use super::pipeline::Collective;
 use super::rooted::{Collect, Spread};
-use super::tuning::{SIZES, Traffic};
+use super::tuning::{MEASURED, SIZES, Traffic};
 use super::two_shot::TwoShot;
 use super::wait::Sources;
 use super::window::Window;
@@ -27,9 +27,9 @@ use crate::error::{Result, shown};
 use crate::failure::OpContext;
 use crate::types::{DType, Op, ReduceOp};
 
-/// How often each copy mode is measured, for the sizes of [`Traffic::measured`]. The fastest
-/// repetition counts: other programs share the machine, and the first repetitions of the smallest
-/// buffer use slots that were never written, where every page costs more than the copy into it.
+/// How often each copy mode is measured, for the sizes of [`MEASURED`]. The fastest repetition counts:
+/// other programs share the machine, and where the system does not map pages before they are touched, the
+/// first repetitions of the smallest buffer wait for every page.
 const REPETITIONS: [usize; SIZES] = [8, 3, 2];
 
 /// The time that every rank must have left for a measurement to begin. A measurement takes about
@@ -75,7 +75,7 @@ pub(super) fn copy_mode(window: &mut Window, context: &OpContext<'_>, traffic: T
         return Ok(window.autotune.put_off(traffic, bytes));
     };
     // Broadcasts do not wait for all ranks to measure again. All are here now.
-    for bytes in Traffic::Spread.measured() {
+    for bytes in MEASURED {
         if traffic != Traffic::Spread
             && window.autotune.last(Traffic::Spread, bytes) != CopyMode::Auto
             && let Some(spread) = fastest(window, context, Traffic::Spread, Traffic::Spread.size(bytes))?
@@ -108,7 +108,7 @@ impl Fastest {
 
 /// Measures the copy modes; `None` if a rank's deadline leaves no time for that.
 fn fastest(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, size: usize) -> Result<Option<Fastest>> {
-    let Some(mut bytes) = scratch(window, context, traffic.measured()[size])? else { return Ok(None) };
+    let Some(mut bytes) = scratch(window, context, MEASURED[size])? else { return Ok(None) };
     let buffer = RawSliceMut::of(&mut bytes);
     let possible = MODES.map(|mode| match mode {
         CopyMode::Cma => window.autotune.may_read == Some(true),

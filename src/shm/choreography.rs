@@ -52,7 +52,7 @@ impl Choreography<'_> {
         let stages = known.is_some_and(|mode| mode != CopyMode::Cma || !has_cma);
         direct.set_streams(window.autotune.last(traffic, bytes) == CopyMode::Streamed);
         let phase = window.first_phase(context, sources, direct, mine, stages, all_see)?;
-        let is_timed = window.autotune.is_timed(traffic, bytes);
+        let is_timed = window.autotune.is_timed(bytes);
         if all_see && is_timed && window.is_doubted(phase) {
             window.autotune.expire(traffic, bytes);
         }

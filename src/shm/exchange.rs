@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::part::Part;
 use super::pipeline::Collective;
-use super::slots::Slots;
+use super::slots::{ForPeers, Slots};
 
 /// Each rank stages a block for each peer, takes the blocks that are for it, and reduces them
 /// (reduce-scatter) or stores them side by side (all-to-all).
@@ -17,6 +17,12 @@ pub(super) struct Exchange<'a> {
 impl Exchange<'_> {
     fn segment(&self, segment: usize, rank: usize) -> Range<usize> {
         Part::segment(self.part.call.blocks().range(rank), self.part.share(), segment)
+    }
+
+    fn blocks(&self) -> ForPeers {
+        let longest = self.part.call.blocks().longest(self.part.ranks).min(self.part.share());
+        // Whole cache lines, which no other peer reads.
+        ForPeers { longest: (longest * self.part.element).next_multiple_of(64) }
     }
 }
 
@@ -31,16 +37,19 @@ impl Collective for Exchange<'_> {
         self.part.call.blocks().longest(self.part.ranks).div_ceil(self.part.share())
     }
 
+    fn staged(&self) -> usize {
+        self.blocks().bytes(self.part.ranks)
+    }
+
     fn stage(&mut self, segment: usize, mine: *mut u8) {
-        let part = self.part;
-        let share = part.share() * part.element;
+        let (part, blocks) = (self.part, self.blocks());
         for rank in 0..part.ranks {
             let elements = self.segment(segment, rank);
             let input = part.input(&elements);
             if rank != part.rank {
-                // SAFETY: a segment fits its share of the slot, and the caller of `run` vouches for
+                // SAFETY: the blocks for all peers fit a slot, and the caller of `run` vouches for
                 // the input.
-                unsafe { part.copy_in(input, mine.add(rank * share), elements.len()) };
+                unsafe { part.copy_in(input, mine.add(blocks.at(part.rank, rank)), elements.len()) };
             } else if !self.reduces {
                 // SAFETY: the caller of `run` vouches for both buffers.
                 unsafe { part.copy(input, part.output(&elements), elements.len()) };
@@ -49,9 +58,8 @@ impl Collective for Exchange<'_> {
     }
 
     fn take(&mut self, segment: usize, slots: &Slots<'_>) {
-        let part = self.part;
-        let share = part.share() * part.element;
-        let for_me = |rank: usize| slots.of(rank).wrapping_add(part.rank * share).cast_const();
+        let (part, blocks) = (self.part, self.blocks());
+        let for_me = |rank: usize| slots.of(rank).wrapping_add(blocks.at(rank, part.rank)).cast_const();
         if self.reduces {
             let elements = self.segment(segment, part.rank);
             let start = part.call.blocks().range(part.rank).start;

@@ -38,6 +38,10 @@ impl Collective for OneShot<'_> {
         1
     }
 
+    fn staged(&self) -> usize {
+        self.bytes()
+    }
+
     fn stage(&mut self, _: usize, mine: *mut u8) {
         let all = 0..self.part.call.count;
         let (input, bytes) = (self.part.input(&all), self.bytes());

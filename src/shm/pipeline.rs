@@ -25,6 +25,14 @@ pub(crate) trait Collective {
     /// Says whether slots are written by non-temporal copies from now on.
     fn set_streams(&mut self, _streams: bool) {}
 
+    /// The most bytes of a slot in which a rank stages a segment. The same on all ranks.
+    fn staged(&self) -> usize;
+
+    /// The most bytes of a slot for a segment that a rank has combined. The same on all ranks.
+    fn combined(&self) -> usize {
+        0
+    }
+
     /// Writes a segment of this rank's input to its slot.
     fn stage(&mut self, segment: usize, mine: *mut u8);
 
@@ -32,11 +40,11 @@ pub(crate) trait Collective {
     /// its peers.
     fn prefetch(&self, _next: *mut u8) {}
 
-    /// Reduces this rank's chunk of a segment that all ranks have staged, into its slot or its
-    /// output.
-    fn combine(&mut self, _segment: usize, _slots: &Slots<'_>) {}
+    /// Reduces this rank's chunk of a segment that all ranks have staged, into its slot `mine` of the next
+    /// phase or its output.
+    fn combine(&mut self, _segment: usize, _slots: &Slots<'_>, _mine: *mut u8) {}
 
-    /// Copies or reduces a segment from the slots of the ranks that staged or combined it to the
+    /// Copies or reduces a segment from the slots in which ranks have staged it, or combined it, to the
     /// output.
     fn take(&mut self, segment: usize, slots: &Slots<'_>);
 }
@@ -63,7 +71,7 @@ impl Window {
         let words = self.words_of(mine, all_see);
         self.begin_phase(context, words)?;
         if stages {
-            direct.stage(0, self.slots(phase).of(self.rank));
+            direct.stage(0, self.slots(phase, direct.segments(), direct.staged()).of(self.rank));
         }
         self.phases.publish();
         let sources = match (sources, &self.layout) {
@@ -82,9 +90,9 @@ impl Window {
     /// Runs the phases of one operation.
     ///
     /// In iteration i a rank stages segment i, combines segment i-1 and takes the segment that is
-    /// complete: i-1, or i-2 if segments are combined first. Each iteration publishes one phase. So
-    /// ranks wait for each other once per segment, and then only for what the peers did one
-    /// iteration earlier.
+    /// complete: i-1, or i-2 if segments are combined first. Either is in the slots of the phase
+    /// before. Each iteration publishes one phase. So ranks wait for each other once per segment,
+    /// and then only for what the peers did one iteration earlier.
     ///
     /// `from` is 1 if this rank has staged the first segment and published its phase for operation
     /// `context`, otherwise 0.
@@ -95,7 +103,7 @@ impl Window {
         from: usize,
         direct: &mut D,
     ) -> Result<()> {
-        let segments = direct.segments();
+        let (segments, staged, combined) = (direct.segments(), direct.staged(), direct.combined());
         let lag = 1 + usize::from(D::COMBINES);
         let first = self.phases.next().wrapping_sub(from as u32);
         let phase_of = |iteration: usize| first.wrapping_add(iteration as u32);
@@ -108,11 +116,11 @@ impl Window {
                 self.begin_phase(context, [0; WORDS])?;
             }
             if i < segments {
-                direct.stage(i, self.slots(phase_of(i)).of(self.rank));
+                direct.stage(i, self.slots(phase_of(i), segments, staged).of(self.rank));
             }
             if publishes && !D::COMBINES {
                 self.phases.publish();
-                direct.prefetch(self.slots(phase_of(i + 1)).of(self.rank));
+                direct.prefetch(self.slots(phase_of(i + 1), segments, staged).of(self.rank));
             }
             if i >= 1 {
                 self.wait_for(context, sources, phase_of(i - 1))?;
@@ -121,13 +129,14 @@ impl Window {
                 self.find_stages(context, sources)?;
             }
             if D::COMBINES && (1..=segments).contains(&i) {
-                direct.combine(i - 1, &self.slots(phase_of(i - 1)));
+                let mine = self.slots(phase_of(i), segments, combined).of(self.rank);
+                direct.combine(i - 1, &self.slots(phase_of(i - 1), segments, staged), mine);
             }
             if publishes && D::COMBINES {
                 self.phases.publish();
             }
             if i >= lag {
-                direct.take(i - lag, &self.slots(phase_of(i - lag)));
+                direct.take(i - lag, &self.slots(phase_of(i - 1), segments, if D::COMBINES { combined } else { staged }));
             }
         }
         self.staged = self.phases.finish();

@@ -11,6 +11,7 @@ use super::cma;
 use super::part::Part;
 use super::pipeline::Collective;
 use super::registered::Loan;
+use super::tuning::LARGE;
 use super::wait::Sources;
 use super::window::Window;
 use crate::error::Result;
@@ -18,15 +19,12 @@ use crate::failure::OpContext;
 use crate::schedule::chunk;
 use crate::types::Op;
 
-/// From this many bytes on in all blocks, or in the buffer if it has no blocks, ranks tell each
-/// other what is registered. Smaller buffers are staged, in one phase instead of two.
-const PULLED: usize = 64 << 10;
-
 /// Runs an operation whose inputs may be registered: all ranks' inputs, or the root's alone if only
 /// the root has one.
 pub(super) fn pull<D: Collective>(window: &mut Window, context: &OpContext<'_>, part: Part<'_>, direct: &mut D) -> Result<()> {
     let sources = part.sources();
-    if bytes(part) < PULLED {
+    // In one phase instead of two.
+    if bytes(part) < LARGE {
         return window.pipeline(context, sources, 0, direct);
     }
     let Part { call, rank, ranks, .. } = part;

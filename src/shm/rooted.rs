@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::part::Part;
 use super::pipeline::Collective;
-use super::slots::Slots;
+use super::slots::{SLOT, Slots};
 use crate::types::Op;
 
 /// The root stages its whole buffer for all (broadcast), or a block for each rank (scatter).
@@ -44,6 +44,10 @@ impl Collective for Spread<'_> {
         } else {
             self.part.call.count.div_ceil(self.part.slot())
         }
+    }
+
+    fn staged(&self) -> usize {
+        if self.blocks { SLOT } else { SLOT.min(self.part.call.count * self.part.element) }
     }
 
     fn stage(&mut self, segment: usize, mine: *mut u8) {
@@ -113,6 +117,10 @@ impl Collective for Collect<'_> {
 
     fn segments(&self) -> usize {
         self.part.call.blocks().longest(self.part.ranks).div_ceil(self.part.slot())
+    }
+
+    fn staged(&self) -> usize {
+        SLOT.min(self.part.call.blocks().longest(self.part.ranks) * self.part.element)
     }
 
     fn stage(&mut self, segment: usize, mine: *mut u8) {

@@ -4,25 +4,24 @@ use std::io;
 use std::time::Instant;
 
 use super::flag_area::{FlagArea, LEFT, REVOKED};
-use super::flags::{self, Phases, SLOTS};
-use super::slots::{SLOT, Slots, StageAt};
+use super::flags;
+use super::slots::{Slots, StageAt, place};
 use super::wait::Sources;
 use super::window::Window;
 use crate::error::{Cause, Error, Result};
 use crate::failure::OpContext;
 use crate::host_group::HostGroup;
-use crate::host_group::stage::{STAGE, Stage};
+use crate::host_group::stage::Stage;
 use crate::sync::Ordering;
 use crate::timeouts::READERS;
 use crate::types::Rank;
 
-const _: () = assert!(SLOTS * SLOT == STAGE, "a stage has room for a rank's slots");
-
 impl Window {
-    /// The slots of all ranks in a phase.
+    /// The slots of all ranks in a phase of an operation of so many segments, of which each rank stages up to
+    /// `bytes`.
     #[inline]
-    pub(super) fn slots(&self, phase: u32) -> Slots<'_> {
-        Slots { stages: &self.slots, offset: Phases::<FlagArea>::slot(phase) * SLOT }
+    pub(super) fn slots(&self, phase: u32, segments: usize, bytes: usize) -> Slots<'_> {
+        Slots { stages: &self.slots, offset: place(phase, segments, bytes) }
     }
 
     /// Makes sure that this rank has a stage before it stages anything in an operation.
@@ -34,7 +33,7 @@ impl Window {
     #[cold]
     fn take_stage(&mut self, context: &OpContext<'_>) -> Result<()> {
         let began = Instant::now();
-        let stage = loop {
+        let mut stage = loop {
             // Peers usually finish with an old stage sooner than new memory is made and mapped.
             let is_long = began.elapsed() >= READERS;
             match self.host.take_stage(&self.holder, is_long) {
@@ -51,6 +50,7 @@ impl Window {
                 }
             }
         };
+        stage.populate();
         self.slots[self.rank] = StageAt { stage: stage.id, base: stage.base() };
         // The first phase in which something is staged there releases this store.
         self.phases.lines.rank_state(self.rank).stage.store(stage.id, Ordering::Relaxed);

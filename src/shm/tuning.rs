@@ -23,6 +23,14 @@ const TRAFFICS: usize = 3;
 /// The number of sizes for which copy modes are measured apart.
 pub(super) const SIZES: usize = 3;
 
+/// From this many bytes on, in the buffer or in all blocks together, ranks tell each other what is
+/// registered, and staging may not be the fastest copy mode: ranks whose processors share no cache hand the
+/// lines of a slot to and fro, and take three times as long as if they streamed.
+pub(super) const LARGE: usize = 32 << 10;
+
+/// Bytes of the buffers with which the copy modes of each size are measured.
+pub(super) const MEASURED: [usize; SIZES] = [64 << 10, 1 << 20, 16 << 20];
+
 impl Traffic {
     pub(super) const fn of(op: Op) -> Traffic {
         match op {
@@ -36,23 +44,8 @@ impl Traffic {
     /// processors.
     const fn sizes(self) -> [usize; SIZES] {
         match self {
-            // Ranks whose processors share no cache hand the lines of a slot to and fro. Staged, 64 KiB then
-            // take four times as long as streamed.
-            Traffic::Reduced => [32 << 10, 256 << 10, 8 << 20],
-            Traffic::Copied | Traffic::Spread => [64 << 10, 1 << 20, 8 << 20],
-        }
-    }
-
-    /// From this many bytes on, a buffer is large, and staging may not be the fastest copy mode.
-    pub(super) const fn large(self) -> usize {
-        self.sizes()[0]
-    }
-
-    /// Bytes of the buffers with which the copy modes of each size are measured.
-    pub(super) const fn measured(self) -> [usize; SIZES] {
-        match self {
-            Traffic::Reduced => [64 << 10, 1 << 20, 16 << 20],
-            Traffic::Copied | Traffic::Spread => [128 << 10, 1 << 20, 16 << 20],
+            Traffic::Reduced => [LARGE, 256 << 10, 8 << 20],
+            Traffic::Copied | Traffic::Spread => [LARGE, 1 << 20, 8 << 20],
         }
     }
 
@@ -189,7 +182,7 @@ pub(crate) struct Autotune {
 impl Autotune {
     pub(crate) fn new(wanted: CopyMode) -> Autotune {
         let measured = [[Measured::new(CopyMode::Auto); SIZES]; TRAFFICS];
-        let (paces, changed) = (Vec::new(), [[false; SIZES]; TRAFFICS]);
+        let (paces, changed) = (Vec::with_capacity(PACES), [[false; SIZES]; TRAFFICS]);
         Autotune { wanted, measured, paces, oldest: 0, doubts: false, changed, may_read: None, one_shot: None }
     }
 
@@ -232,7 +225,7 @@ impl Autotune {
     pub(super) fn count(&mut self, traffic: Traffic, bytes: usize) -> Option<CopyMode> {
         let measured = &mut self.measured[traffic as usize][traffic.size(bytes)];
         // In a broadcast or scatter the root does not wait for its peers. A measurement would.
-        if traffic != Traffic::Spread && bytes >= traffic.large() && measured.copy_mode != CopyMode::Auto {
+        if traffic != Traffic::Spread && bytes >= LARGE && measured.copy_mode != CopyMode::Auto {
             measured.left = measured.left.saturating_sub(1);
         }
         let is_trusted = measured.interval - measured.left < measured.interval / TRUSTED;
@@ -258,8 +251,8 @@ impl Autotune {
     }
 
     /// Whether it matters how long an operation takes. The same on all ranks.
-    pub(super) fn is_timed(&self, traffic: Traffic, bytes: usize) -> bool {
-        self.wanted == CopyMode::Auto && bytes >= traffic.large()
+    pub(super) fn is_timed(&self, bytes: usize) -> bool {
+        self.wanted == CopyMode::Auto && bytes >= LARGE
     }
 
     /// Takes how long an operation took in a copy mode that was known when it began. Those that are not
@@ -307,7 +300,7 @@ impl Autotune {
     /// Returns the copy mode for a buffer, if it need not be measured.
     pub(super) fn known(&self, traffic: Traffic, bytes: usize) -> Option<CopyMode> {
         let copy_mode = match (self.wanted, self.may_read) {
-            _ if bytes < traffic.large() => CopyMode::Staged,
+            _ if bytes < LARGE => CopyMode::Staged,
             (CopyMode::Auto, _) => match self.measured[traffic as usize][traffic.size(bytes)] {
                 Measured { left: 0, .. } => CopyMode::Auto,
                 Measured { copy_mode: CopyMode::Cma, .. } if self.may_read == Some(false) => CopyMode::Staged,

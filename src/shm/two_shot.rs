@@ -5,11 +5,11 @@ use std::ops::Range;
 
 use super::part::Part;
 use super::pipeline::Collective;
-use super::slots::Slots;
+use super::slots::{ForPeers, Slots};
 use crate::schedule::chunk;
 
-/// Each rank reduces its chunk of every segment. The slot mirrors the segment: the peers' chunks
-/// hold this rank's input for them, its own chunk holds the result.
+/// Each rank reduces its chunk of every segment. A slot holds this rank's input for its peers, side by side,
+/// and after it the result of the segment before.
 pub(super) struct TwoShot<'a> {
     pub(super) part: Part<'a>,
     /// The rank that takes the result; all ranks if `None`.
@@ -18,15 +18,29 @@ pub(super) struct TwoShot<'a> {
 }
 
 impl TwoShot<'_> {
-    fn segment(&self, segment: usize) -> Range<usize> {
-        Part::segment(0..self.part.call.count, self.part.slot(), segment)
+    /// The elements of a segment. Of several, the chunks are equally long, so that they fill a slot.
+    fn size(&self) -> usize {
+        let (count, slot) = (self.part.call.count, self.part.slot());
+        if count <= slot { count.max(1) } else { slot / self.part.ranks * self.part.ranks }
     }
 
-    /// Returns a rank's chunk of a segment: its offset in the slot in bytes, and its elements in
-    /// the buffers.
-    fn chunk(&self, segment: &Range<usize>, rank: usize) -> (usize, Range<usize>) {
+    fn segment(&self, segment: usize) -> Range<usize> {
+        Part::segment(0..self.part.call.count, self.size(), segment)
+    }
+
+    /// Returns a rank's chunk of a segment, in the buffers.
+    fn chunk(&self, segment: &Range<usize>, rank: usize) -> Range<usize> {
         let chunk = chunk(segment.len(), self.part.ranks, rank);
-        (chunk.start * self.part.element, segment.start + chunk.start..segment.start + chunk.end)
+        segment.start + chunk.start..segment.start + chunk.end
+    }
+
+    fn chunks(&self) -> ForPeers {
+        ForPeers { longest: self.size().div_ceil(self.part.ranks) * self.part.element }
+    }
+
+    /// Where the result is in a slot: the beginning, unless there is another segment in front of it.
+    fn result_at(&self) -> usize {
+        if self.segments() > 1 { self.chunks().bytes(self.part.ranks) } else { 0 }
     }
 
     fn takes(&self) -> bool {
@@ -42,34 +56,48 @@ impl Collective for TwoShot<'_> {
     }
 
     fn segments(&self) -> usize {
-        self.part.call.count.div_ceil(self.part.slot())
+        self.part.call.count.div_ceil(self.size())
+    }
+
+    fn staged(&self) -> usize {
+        // A segment, and the result of another one.
+        let all = usize::from(self.segments() > 1) * self.chunks().longest;
+        self.chunks().bytes(self.part.ranks) + all
+    }
+
+    fn combined(&self) -> usize {
+        if self.segments() > 1 { self.staged() } else { self.chunks().longest }
     }
 
     fn stage(&mut self, segment: usize, mine: *mut u8) {
-        let segment = self.segment(segment);
+        let (segment, chunks) = (self.segment(segment), self.chunks());
         for rank in (0..self.part.ranks).filter(|&rank| rank != self.part.rank) {
-            let (at, chunk) = self.chunk(&segment, rank);
-            // SAFETY: a segment fits a slot, and the caller of `run` vouches for the input.
-            unsafe { self.part.copy_in(self.part.input(&chunk), mine.add(at), chunk.len()) };
+            let chunk = self.chunk(&segment, rank);
+            let to = mine.wrapping_add(chunks.at(self.part.rank, rank));
+            // SAFETY: the chunks for all peers fit a slot, and the caller of `run` vouches for the input.
+            unsafe { self.part.copy_in(self.part.input(&chunk), to, chunk.len()) };
         }
     }
 
-    fn combine(&mut self, segment: usize, slots: &Slots<'_>) {
+    fn combine(&mut self, segment: usize, slots: &Slots<'_>, mine: *mut u8) {
         let part = self.part;
-        let segment = self.segment(segment);
-        let (at, chunk) = self.chunk(&segment, part.rank);
+        let (segment, chunks) = (self.segment(segment), self.chunks());
+        let chunk = self.chunk(&segment, part.rank);
         let own = part.input(&chunk);
+        let of = |rank| match rank == part.rank {
+            true => own,
+            false => slots.of(rank).wrapping_add(chunks.at(rank, part.rank)).cast_const(),
+        };
         self.parts.clear();
-        let of = |rank| if rank == part.rank { own } else { slots.of(rank).wrapping_add(at).cast_const() };
         self.parts.extend((0..part.ranks).map(of));
-        let shared = slots.of(part.rank).wrapping_add(at);
+        let shared = mine.wrapping_add(self.result_at());
         if self.takes() {
             let output = part.output(&chunk);
             let (first, second) = if part.streams_to(output) { (shared, output) } else { (output, shared) };
             // The fold writes `first`, which is then in the cache when it is copied.
             // SAFETY: every peer has staged this rank's chunk, and the caller of `run` vouches for
-            // both buffers. No peer accesses this rank's chunk of its own slot until the next
-            // phase.
+            // both buffers. No peer reads the result before the next phase, and nothing else is
+            // staged there.
             unsafe {
                 part.fold(self.parts, first, chunk.len());
                 if second == output {
@@ -90,10 +118,11 @@ impl Collective for TwoShot<'_> {
         }
         let segment = self.segment(segment);
         for rank in (0..self.part.ranks).filter(|&rank| rank != self.part.rank) {
-            let (at, chunk) = self.chunk(&segment, rank);
+            let chunk = self.chunk(&segment, rank);
+            let from = slots.of(rank).wrapping_add(self.result_at());
             // SAFETY: that rank has stored its chunk of the result there. The caller of `run`
             // vouches for the output.
-            unsafe { self.part.copy_out(slots.of(rank).add(at), self.part.output(&chunk), chunk.len()) };
+            unsafe { self.part.copy_out(from, self.part.output(&chunk), chunk.len()) };
         }
     }
 }

@@ -54,6 +54,10 @@ impl Mapping {
         match self.0 {}
     }
 
+    pub(super) fn populate(&self, _: Range<usize>) {
+        match self.0 {}
+    }
+
     pub(super) fn close(&self) {
         match self.0 {}
     }

@@ -141,6 +141,19 @@ impl Region {
         }
     }
 
+    /// Maps the pages of a range at once, where the system can: touching them one by one takes a few
+    /// microseconds each.
+    pub(crate) fn populate(&self, range: Range<usize>) {
+        assert!(range.end <= self.len);
+        match &self.kind {
+            Kind::Mapped(mapping) => {
+                let pages = PageSize::system().holding(range);
+                mapping.populate(pages.start..pages.end.min(self.len));
+            }
+            Kind::Heap { .. } => {}
+        }
+    }
+
     /// Extends the memory by a range of bytes behind it, and reserves the range. Every process that
     /// has mapped this region can map the range with [`Region::extension`], even after this process
     /// has ended.

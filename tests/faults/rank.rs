@@ -322,8 +322,8 @@ fn last_words(comm: &Communicator) -> Task {
         std::thread::sleep(Duration::from_millis(1));
     }
     for (number, part) in (1u64..).zip(&parts) {
-        // Less than 64 KiB: the root of a larger broadcast may wait for its peers.
-        let mut words = vec![if comm.rank() == 0 { number } else { 0 }; 8_000];
+        // Less than 32 KiB: the root of a larger broadcast may wait for its peers.
+        let mut words = vec![if comm.rank() == 0 { number } else { 0 }; 4_000];
         Calls::of(part).call(Op::Broadcast, |part| part.broadcast(&mut words, 0))?;
         assert!(words.iter().all(|&word| word == number), "part {number}: {:?}", &words[..9]);
     }

@@ -142,6 +142,20 @@ impl<M: Memory> Mapping<M> {
         self.file()?.reserve(self.at(range.start), range, deadline)
     }
 
+    pub(in crate::sys) fn populate(&self, range: Range<usize>) {
+        assert!(range.end <= self.len);
+        #[cfg(target_os = "linux")]
+        {
+            use rustix::mm::{Advice, madvise};
+            // SAFETY: the range is within this mapping, and populating changes no byte.
+            let populated = unsafe { madvise(self.at(range.start).as_ptr().cast(), range.len(), Advice::LinuxPopulateWrite) };
+            // Kernels before 5.14 cannot, and a signal may interrupt it. Then pages are mapped when touched.
+            if let Err(error) = populated {
+                crate::log::debug!(%error, "cannot map pages before they are touched");
+            }
+        }
+    }
+
     pub(in crate::sys) fn close(&self) {
         *self.file.lock() = None;
     }

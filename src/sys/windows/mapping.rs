@@ -159,6 +159,9 @@ impl Mapping {
         self.section().map(drop)
     }
 
+    /// Does nothing: the system cannot.
+    pub(in crate::sys) fn populate(&self, _: Range<usize>) {}
+
     pub(in crate::sys) fn close(&self) {
         *self.section.lock() = None;
     }

@@ -228,7 +228,7 @@ pub(super) fn prepare(task: &str) {
         // A process that exceeds the limit gets SIGXFSZ, which ends it.
         "no shared memory" => limit(libc::RLIMIT_FSIZE, 64 << 10),
         // The limit is enough for the first stages of 3 ranks.
-        "little room" if std::env::var("KOLO_RANK").as_deref() == Ok("1") => limit(libc::RLIMIT_FSIZE, 4 << 20),
+        "little room" if std::env::var("KOLO_RANK").as_deref() == Ok("1") => limit(libc::RLIMIT_FSIZE, 8 << 20),
         // A container may forbid the call, and the system may have no memory left. Both show as
         // errors of these calls.
         "no memory files" => {
