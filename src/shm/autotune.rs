@@ -1,18 +1,15 @@
-//! Measures what depends on the machine: the fastest copy mode for large private buffers, and up to
-//! which size one phase is faster than two. The first operations measure, and the later ones use
-//! the result. Copy modes are measured again from time to time.
+//! Measures what depends on the machine: the fastest copy mode for large private buffers. The first
+//! operations measure, and the later ones use the result. It is measured again from time to time.
 //!
 //! kolo measures, because the result depends on more than the processor. Processors that share a
 //! cache stage data in it best. For processors that do not, a cache line costs more from another
 //! processor's cache than from memory. A hypervisor changes what the system needs to find the pages
-//! of another process, and an administrator may forbid that. A phase costs 0.05 us on one machine
-//! and 0.3 us on another on which the copies take equally long.
+//! of another process, and an administrator may forbid that.
 
 use std::time::{Duration, Instant};
 
 use super::cma;
 use super::flags::WORDS;
-use super::one_shot::{ONE_SHOT, OneShot};
 use super::part::Part;
 use super::pipeline::Collective;
 use super::rooted::{Collect, Spread};
@@ -40,12 +37,6 @@ pub(super) const TIME_NEEDED: Duration = Duration::from_secs(4);
 /// A measurement continues only while no rank has used more of its remaining time than one part in
 /// this many.
 const SHARE: u32 = 4;
-
-/// Short operations take microseconds, so this many in a row are measured as one.
-const SHORT_RUN: usize = 8;
-
-/// How often such a run is measured.
-const SHORT_REPETITIONS: usize = 8;
 
 /// The copy modes in the order of preference.
 const MODES: [CopyMode; 3] = [CopyMode::Staged, CopyMode::Streamed, CopyMode::Cma];
@@ -122,34 +113,6 @@ fn fastest(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, size:
     Ok(Some(Fastest { copy_mode: MODES[fastest], time: times[fastest], all }))
 }
 
-/// Returns the bytes over all ranks up to which every rank reduces everything: saving a phase is
-/// worth more than the extra reductions cost. Measures the limit if necessary.
-pub(super) fn one_shot(window: &mut Window, context: &OpContext<'_>) -> Result<usize> {
-    if let Some(known) = window.autotune.one_shot {
-        return Ok(known);
-    }
-    let began = Instant::now();
-    let (least, most) = (ONE_SHOT.start - 1, ONE_SHOT.end - 1);
-    let mut limit = least;
-    let Some(mut bytes) = scratch(window, context, most)? else { return Ok(limit) };
-    let ranks = window.members.len();
-    for size in std::iter::successors(Some(2 * least), |size| Some(2 * size)).take_while(|&size| size <= most) {
-        let buffer = RawSliceMut::of(&mut bytes).take(size / ranks / DTYPE.size() * DTYPE.size());
-        let [one, two] = race(window, context, SHORT_REPETITIONS, [true; 2], |window, i| {
-            (0..SHORT_RUN).try_for_each(|_| reduce(window, context, 1 + i, false, buffer))?;
-            Ok(true)
-        })?;
-        if two < MARGIN * one {
-            break;
-        }
-        limit = size;
-    }
-    crate::log::info!(limit, took = %shown::time(began.elapsed()), "measured up to which size one phase is faster than two");
-    window.autotune.one_shot = Some(limit);
-    keep_tuning(window);
-    Ok(limit)
-}
-
 /// Keeps what was measured for other communicators of the same ranks.
 fn keep_tuning(window: &Window) {
     window.host.set_tuning(&window.jobs, window.autotune.encode());
@@ -221,18 +184,14 @@ fn all_reduce(buffer: RawSliceMut) -> Call {
     Call { redop: Some(ReduceOp::Sum), ..Call::in_place(Op::AllReduce, DTYPE, buffer) }
 }
 
-/// All-reduces a private buffer in one phase or in two.
-fn reduce(window: &mut Window, context: &OpContext<'_>, phases: usize, streams: bool, buffer: RawSliceMut) -> Result<()> {
+/// All-reduces a private buffer that is staged.
+fn reduce(window: &mut Window, context: &OpContext<'_>, streams: bool, buffer: RawSliceMut) -> Result<()> {
     let call = all_reduce(buffer);
     let part = Part::new(&call, window.rank, window.members.len());
     let mut parts = std::mem::take(&mut window.parts);
-    let result = if phases == 1 {
-        window.pipeline(context, Sources::All, 0, &mut OneShot { part, takes: true, parts: &mut parts })
-    } else {
-        let mut two_shot = TwoShot { part, root: None, parts: &mut parts };
-        two_shot.set_streams(streams);
-        window.pipeline(context, Sources::All, 0, &mut two_shot)
-    };
+    let mut two_shot = TwoShot { part, root: None, parts: &mut parts };
+    two_shot.set_streams(streams);
+    let result = window.pipeline(context, Sources::All, 0, &mut two_shot);
     window.parts = parts;
     result
 }
@@ -244,7 +203,7 @@ fn run(window: &mut Window, context: &OpContext<'_>, traffic: Traffic, mode: Cop
     let count = buffer.len / DTYPE.size();
     let call = match traffic {
         Traffic::Reduced if mode != CopyMode::Cma => {
-            return reduce(window, context, 2, mode == CopyMode::Streamed, buffer).map(|()| true);
+            return reduce(window, context, mode == CopyMode::Streamed, buffer).map(|()| true);
         }
         Traffic::Reduced => all_reduce(buffer),
         Traffic::Spread => Call { op: Op::Broadcast, ..all_reduce(buffer) },

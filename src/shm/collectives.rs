@@ -17,10 +17,9 @@
 //! In place is no special case: a segment is staged before it is overwritten.
 
 use super::all_reduce::all_reduce;
-use super::autotune;
 use super::exchange::Exchange;
 use super::inline;
-use super::one_shot::{ONE_SHOT, OneShot};
+use super::one_shot::{OneShot, one_shot};
 use super::part::Part;
 use super::pull::pull;
 use super::rooted::{Collect, Spread};
@@ -78,13 +77,8 @@ unsafe fn run(window: &mut Window, context: &OpContext<'_>, call: &Call) -> Resu
     if inline::fits(part) {
         return inline::run(window, context, part);
     }
-    // Bytes over all ranks up to which every rank reduces everything.
-    let one_shot = match call.op {
-        Op::AllReduce | Op::Reduce if ONE_SHOT.contains(&(bytes * ranks)) => autotune::one_shot(window, context)?,
-        _ => ONE_SHOT.start,
-    };
     let mut parts = std::mem::take(&mut window.parts);
-    let result = if bytes * ranks <= one_shot && matches!(call.op, Op::AllReduce | Op::Reduce) {
+    let result = if bytes * ranks <= one_shot(window.is_crowded) && matches!(call.op, Op::AllReduce | Op::Reduce) {
         let takes = call.op == Op::AllReduce || rank == call.root;
         window.pipeline(context, part.sources(), 0, &mut OneShot { part, takes, parts: &mut parts })
     } else {

@@ -175,15 +175,13 @@ pub(crate) struct Autotune {
     changed: [[bool; SIZES]; TRAFFICS],
     /// Whether all ranks can read each other's memory; `None` until they have tried.
     pub(super) may_read: Option<bool>,
-    /// Bytes over all ranks up to which one phase is faster than two; `None` until it is measured.
-    pub(super) one_shot: Option<usize>,
 }
 
 impl Autotune {
     pub(crate) fn new(wanted: CopyMode) -> Autotune {
         let measured = [[Measured::new(CopyMode::Auto); SIZES]; TRAFFICS];
         let (paces, changed) = (Vec::with_capacity(PACES), [[false; SIZES]; TRAFFICS]);
-        Autotune { wanted, measured, paces, oldest: 0, doubts: false, changed, may_read: None, one_shot: None }
+        Autotune { wanted, measured, paces, oldest: 0, doubts: false, changed, may_read: None }
     }
 
     /// The same, with what the same ranks have measured before, in the form of
@@ -197,7 +195,6 @@ impl Autotune {
             *measured = Measured::new(CopyMode::from_number(next()).unwrap_or(CopyMode::Auto));
         }
         autotune.may_read = next().checked_sub(1).map(|may| may != 0);
-        autotune.one_shot = usize::try_from(word >> 32).ok().filter(|&limit| limit > 0);
         autotune
     }
 
@@ -205,20 +202,13 @@ impl Autotune {
     pub(crate) fn encode(&self) -> u64 {
         let may_read = self.may_read.map_or(0, |may| 1 + u64::from(may));
         let bits = self.measured.iter().flatten().map(|measured| measured.copy_mode as u64).chain([may_read]);
-        let one_shot = (self.one_shot.unwrap_or(0) as u64) << 32;
-        bits.enumerate().fold(one_shot, |word, (at, bits)| word | bits << (2 * at))
+        bits.enumerate().fold(0, |word, (at, bits)| word | bits << (2 * at))
     }
 
     /// Operations until a copy mode is measured again.
     #[cfg(test)]
     pub(super) fn left(&self, traffic: Traffic, bytes: usize) -> u32 {
         self.measured[traffic as usize][traffic.size(bytes)].left
-    }
-
-    /// Whether the limit of one phase has been measured.
-    #[cfg(test)]
-    pub(super) fn has_measured_one_shot(&self) -> bool {
-        self.one_shot.is_some()
     }
 
     /// As [`Autotune::known`], at the beginning of an operation, which counts.
@@ -413,13 +403,13 @@ mod tests {
         autotune.set(Traffic::Reduced, 1 << 20, CopyMode::Streamed, 1.0);
         autotune.set(Traffic::Copied, 1 << 20, CopyMode::Cma, 1.0);
         autotune.set(Traffic::Spread, 64 << 10, CopyMode::Staged, 1.0);
-        (autotune.may_read, autotune.one_shot) = (Some(true), Some(32 << 10));
+        autotune.may_read = Some(true);
         let copy = Autotune::with_tuning(CopyMode::Auto, Some(autotune.encode()));
         for traffic in [Traffic::Reduced, Traffic::Copied, Traffic::Spread] {
             for bytes in [64 << 10, 1 << 20, 8 << 20] {
                 assert_eq!(copy.known(traffic, bytes), autotune.known(traffic, bytes), "{traffic:?}, {bytes} bytes");
             }
         }
-        assert_eq!((copy.may_read, copy.one_shot), (autotune.may_read, autotune.one_shot));
+        assert_eq!(copy.may_read, autotune.may_read);
     }
 }

@@ -131,6 +131,7 @@ impl Window {
         let (processors, domains): (Vec<Processors>, Vec<Domains>) = affinities.unzip();
         let is_crowded = sys::is_crowded(&processors);
         self.patience.set_crowded(is_crowded);
+        self.is_crowded = is_crowded;
         self.layout = match PhaseGroups::choose(&domains, is_crowded, setting) {
             Some(groups) => {
                 crate::log::debug!(ranks = domains.len(), groups = groups.empty.count(), "ranks wait for each other in groups");

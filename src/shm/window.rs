@@ -53,6 +53,8 @@ pub(crate) struct Window {
     /// The same ranks as ranks of the job.
     pub(super) jobs: Arc<[Rank]>,
     pub(super) layout: Layout,
+    /// Whether there are more ranks than processors. The same on all ranks, which decide it with the layout.
+    pub(super) is_crowded: bool,
     pub(super) patience: Arc<Patience>,
     pub(super) placement: Placement,
     pub(super) host: Arc<HostGroup>,
@@ -131,6 +133,7 @@ impl Window {
             members,
             jobs,
             layout: Layout::Undecided(layout),
+            is_crowded: false,
             patience,
             placement: Placement::new(),
             heap: Heap::new(rank, PageSize::system(), Pool::new(host.clone())),
