@@ -11,9 +11,10 @@ use super::cma;
 use super::part::Part;
 use super::pipeline::Collective;
 use super::registered::Loan;
-use super::tuning::LARGE;
+use super::tuning::{LARGE, Traffic};
 use super::wait::Sources;
 use super::window::Window;
+use crate::config::CopyMode;
 use crate::error::Result;
 use crate::failure::OpContext;
 use crate::schedule::chunk;
@@ -25,6 +26,7 @@ pub(super) fn pull<D: Collective>(window: &mut Window, context: &OpContext<'_>, 
     let sources = part.sources();
     // In one phase instead of two.
     if bytes(part) < LARGE {
+        direct.set_streams(window.autotune.known(Traffic::of(part.call.op), bytes(part)) == Some(CopyMode::Streamed));
         return window.pipeline(context, sources, 0, direct);
     }
     let Part { call, rank, ranks, .. } = part;

@@ -28,6 +28,9 @@ pub(super) const SIZES: usize = 3;
 /// lines of a slot to and fro, and take three times as long as if they streamed.
 pub(super) const LARGE: usize = 32 << 10;
 
+/// From this many bytes on, what is not large is streamed if the smallest large buffers are.
+const SHORT: usize = 4 << 10;
+
 /// Bytes of the buffers with which the copy modes of each size are measured.
 pub(super) const MEASURED: [usize; SIZES] = [64 << 10, 1 << 20, 16 << 20];
 
@@ -290,7 +293,11 @@ impl Autotune {
     /// Returns the copy mode for a buffer, if it need not be measured.
     pub(super) fn known(&self, traffic: Traffic, bytes: usize) -> Option<CopyMode> {
         let copy_mode = match (self.wanted, self.may_read) {
-            _ if bytes < LARGE => CopyMode::Staged,
+            _ if bytes < SHORT => CopyMode::Staged,
+            _ if bytes < LARGE => match (self.wanted, self.measured[traffic as usize][0].copy_mode) {
+                (CopyMode::Streamed, _) | (CopyMode::Auto, CopyMode::Streamed) => CopyMode::Streamed,
+                _ => CopyMode::Staged,
+            },
             (CopyMode::Auto, _) => match self.measured[traffic as usize][traffic.size(bytes)] {
                 Measured { left: 0, .. } => CopyMode::Auto,
                 Measured { copy_mode: CopyMode::Cma, .. } if self.may_read == Some(false) => CopyMode::Staged,
@@ -395,6 +402,23 @@ mod tests {
         autotune.pretend_changed(traffic, bytes, true);
         let doubted_at = (1..100).find(|_| autotune.count(traffic, bytes).is_some() && autotune.doubts());
         assert_eq!(doubted_at, Some(200 / TRUSTED));
+    }
+
+    /// Short data is not measured: where large data is streamed, a line of a slot costs as much for short
+    /// data.
+    #[test]
+    fn short_data_is_streamed_if_large_data_is() {
+        let of_short = |autotune: &Autotune| [SHORT - 1, SHORT, LARGE - 1].map(|bytes| autotune.known(Traffic::Copied, bytes));
+        let (staged, streamed) = (Some(CopyMode::Staged), Some(CopyMode::Streamed));
+        let mut autotune = Autotune::new(CopyMode::Auto);
+        assert_eq!(of_short(&autotune), [staged; 3]);
+        for (of_large, expected) in [(CopyMode::Streamed, streamed), (CopyMode::Cma, staged), (CopyMode::Staged, staged)] {
+            autotune.set(Traffic::Copied, LARGE, of_large, 1.0);
+            assert_eq!(of_short(&autotune), [staged, expected, expected], "{of_large}");
+            assert_eq!(autotune.known(Traffic::Reduced, LARGE - 1), staged);
+        }
+        assert_eq!(of_short(&Autotune::new(CopyMode::Streamed)), [staged, streamed, streamed]);
+        assert_eq!(of_short(&Autotune::new(CopyMode::Cma)), [staged; 3]);
     }
 
     #[test]
