@@ -23,7 +23,8 @@ check() {
             "$kolo" bench all_reduce --sizes 1M --iters 1000000 >"$folder/rank$rank" 2>&1 &
         ranks+=($!)
     done
-    for ((i = 0; i < 600; i++)); do
+    # For longer than the ranks try, so that their errors are seen.
+    for ((i = 0; i < 700; i++)); do
         # The head is printed when all ranks have connected.
         if grep -q "4 ranks on 2 hosts" "$folder/rank0"; then break; fi
         sleep 0.2
