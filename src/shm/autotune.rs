@@ -62,7 +62,7 @@ pub(super) fn copy_mode(window: &mut Window, context: &OpContext<'_>, traffic: T
         return Ok(if may_read { CopyMode::Cma } else { CopyMode::Staged });
     }
     let began = Instant::now();
-    let Some(Fastest { copy_mode, time, mut all }) = fastest(window, context, traffic, traffic.size(bytes))? else {
+    let Some(mut found) = fastest(window, context, traffic, traffic.size(bytes))? else {
         return Ok(window.autotune.put_off(traffic, bytes));
     };
     // Broadcasts do not wait for all ranks to measure again. All are here now.
@@ -72,11 +72,12 @@ pub(super) fn copy_mode(window: &mut Window, context: &OpContext<'_>, traffic: T
             && let Some(spread) = fastest(window, context, Traffic::Spread, Traffic::Spread.size(bytes))?
         {
             window.autotune.set(Traffic::Spread, bytes, spread.copy_mode, spread.cost());
-            all += spread.all;
+            found.all += spread.all;
         }
     }
+    let copy_mode = found.copy_mode;
     crate::log::info!(?traffic, bytes, %copy_mode, took = %shown::time(began.elapsed()), "measured the copy mode for large buffers");
-    window.autotune.set(traffic, bytes, copy_mode, Fastest { copy_mode, time, all }.cost());
+    window.autotune.set(traffic, bytes, copy_mode, found.cost());
     keep_tuning(window);
     Ok(copy_mode)
 }

@@ -7,7 +7,7 @@ use crate::host_group::stage::STAGE;
 pub(super) const SLOT: usize = 128 << 10;
 
 /// The memory of one slot.
-pub(super) const ROOM: usize = STAGE / SLOTS;
+const ROOM: usize = STAGE / SLOTS;
 
 /// Data of more bytes is elsewhere in its slot each time. What a rank writes where its peers have read not
 /// long ago is still in their caches, and takes two to three times as long as where it is not: on an AMD EPYC
@@ -18,8 +18,9 @@ const ROTATED: usize = 1 << 10;
 /// Data of more segments goes through all caches anyway, and is in one place, which takes less of them.
 const FEW: usize = 4;
 
-/// Returns where in a rank's stage the data of a phase is, of an operation of so many segments of which each
-/// rank stages up to `bytes`. As the slot itself, no peer reads any of it when the phase begins.
+/// Returns where in its stage a rank writes in a phase, and its peers read. The operation has `segments`
+/// segments, of which a rank stages up to `bytes`. When the phase begins, no peer reads the slot, and so none
+/// reads this place.
 #[inline]
 pub(super) fn place(phase: u32, segments: usize, bytes: usize) -> usize {
     debug_assert!(bytes <= ROOM);

@@ -17,8 +17,7 @@ use crate::timeouts::READERS;
 use crate::types::Rank;
 
 impl Window {
-    /// The slots of all ranks in a phase of an operation of so many segments, of which each rank stages up to
-    /// `bytes`.
+    /// The slots of all ranks in a phase. For `segments` and `bytes` see [`place`].
     #[inline]
     pub(super) fn slots(&self, phase: u32, segments: usize, bytes: usize) -> Slots<'_> {
         Slots { stages: &self.slots, offset: place(phase, segments, bytes) }

@@ -60,9 +60,9 @@ impl Collective for TwoShot<'_> {
     }
 
     fn staged(&self) -> usize {
-        // A segment, and the result of another one.
-        let all = usize::from(self.segments() > 1) * self.chunks().longest;
-        self.chunks().bytes(self.part.ranks) + all
+        let (ranks, chunks) = (self.part.ranks, self.chunks());
+        // With the result of the segment before.
+        if self.segments() > 1 { ranks * chunks.longest } else { chunks.bytes(ranks) }
     }
 
     fn combined(&self) -> usize {
@@ -84,12 +84,9 @@ impl Collective for TwoShot<'_> {
         let (segment, chunks) = (self.segment(segment), self.chunks());
         let chunk = self.chunk(&segment, part.rank);
         let own = part.input(&chunk);
-        let of = |rank| match rank == part.rank {
-            true => own,
-            false => slots.of(rank).wrapping_add(chunks.at(rank, part.rank)).cast_const(),
-        };
+        let staged = |rank| slots.of(rank).wrapping_add(chunks.at(rank, part.rank)).cast_const();
         self.parts.clear();
-        self.parts.extend((0..part.ranks).map(of));
+        self.parts.extend((0..part.ranks).map(|rank| if rank == part.rank { own } else { staged(rank) }));
         let shared = mine.wrapping_add(self.result_at());
         if self.takes() {
             let output = part.output(&chunk);

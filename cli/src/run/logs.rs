@@ -47,8 +47,8 @@ impl Logs {
     }
 }
 
-/// Opens a file for writing, and makes it if there is none. In a folder that others can write, somebody
-/// may have put a link to another file at the path, or a pipe that no process reads.
+/// Opens a file for writing, and makes it if there is none. Refuses a link, through which another user of
+/// the folder could have the launcher overwrite a file, and a pipe, whose reader it would wait for.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.write(true).create(true).truncate(false);
