@@ -21,6 +21,7 @@ numbered! {
 numbered! {
     /// How private memory of 32 KiB or more passes from one process of a host to another, in all-reduce,
     /// reduce-scatter, broadcast, scatter, all-gather and all-to-all. What is streamed is so from 4 KiB on.
+    /// Messages of 4 KiB or more are staged or streamed; with `Cma` as with `Auto`.
     #[derive(Default)]
     #[non_exhaustive]
     pub enum CopyMode {

@@ -22,8 +22,6 @@ pub(super) struct Outgoing {
     /// Bytes of the payload that may be sent: not all of them while the step that forwards them
     /// still receives.
     pub(super) ready: usize,
-    /// Whether the peer may read the payload where it is.
-    pub(super) exposes: bool,
     /// Bytes sent so far, of header, payload and padding.
     pub(super) sent: usize,
 }

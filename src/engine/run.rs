@@ -13,7 +13,7 @@ use crate::failure::OpContext;
 use crate::schedule::{BufferRef, Span, Step};
 use crate::sys::Waiting;
 use crate::transport::ALIGN;
-use crate::types::{Op, Rank};
+use crate::types::Rank;
 
 /// How often something moves before the engine checks deadlines and cancellation again. Each time
 /// moves some hundred KiB at most, or [`MOST_STEPS`] steps of less.
@@ -340,9 +340,7 @@ impl Engine {
         let (to, ready) = (job.rank_of(to), job.bytes(span.place, ready));
         self.messages += 1;
         let header = frame.encode();
-        // Collectives forward segments, for which a rank should not wait.
-        let exposes = job.context.descriptor.op == Op::Send;
-        self.outbox.push(Outgoing { message: self.messages, job: active.number, to, header, payload, ready, exposes, sent: 0 });
+        self.outbox.push(Outgoing { message: self.messages, job: active.number, to, header, payload, ready, sent: 0 });
         active.forward = (ready < payload.len).then_some((to, self.messages));
     }
 

@@ -145,16 +145,12 @@ impl Engine {
                 break;
             }
             let inbox = &mut self.inboxes[peer];
-            // SAFETY: the message owns its header, and the payload is readable until its job ends. That
-            // removes the message; if it has begun, it closes the link.
-            let exposed = if out.exposes { unsafe { link.expose(rest[0], rest[1]) } } else { Ok(None) };
-            let count = match (exposed, link.most_parts()) {
+            let count = match link.most_parts() {
                 // SAFETY: the message owns its header, and the payload is valid until its job ends.
-                (Ok(None), 0) => unsafe { link.send(&rest) },
+                0 => unsafe { link.send(&rest) },
                 // SAFETY: each of the messages owns its header, and its payload is valid until its job
                 // ends.
-                (Ok(None), most) => unsafe { link.send(&self.outbox.gather(peer, most)) },
-                (exposed, _) => exposed.map(Option::unwrap_or_default),
+                most => unsafe { link.send(&self.outbox.gather(peer, most)) },
             };
             let mut count = count.map_err(|cause| fail(NoLink::Peer(inbox.farewell(link).unwrap_or(cause))))?;
             moved |= count > 0;

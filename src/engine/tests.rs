@@ -12,6 +12,7 @@ use super::frame::{Frame, HEADER, Kind};
 use super::{Engine, Job};
 use crate::buffer::{RawSlice, RawSliceMut, Source};
 use crate::call::Call;
+use crate::config::CopyMode;
 use crate::error::{Cause, Error, Result};
 use crate::failure::{CommInfo, OpContext};
 use crate::schedule::{Algorithm, Blocks, Problem, Racks, steps};
@@ -28,7 +29,7 @@ fn info(rank: usize, timeout: Duration) -> CommInfo {
 /// Rank 0's engine, and the raw link of rank 1.
 fn engine_and_peer() -> (Engine, Box<dyn Link>) {
     let hub = Arc::new(Hub::default());
-    let opener = |rank| MemoryOpener { hub: hub.clone(), comm_id: 0, rank };
+    let opener = |rank| MemoryOpener { hub: hub.clone(), comm_id: 0, rank, copy_mode: CopyMode::Auto };
     let mesh = Mesh::new(2, Box::new(opener(0))).unwrap();
     (Engine::new(mesh, 2, Arc::new(Patience::new(1))), opener(1).link(0))
 }
@@ -37,7 +38,8 @@ fn engine_and_peer() -> (Engine, Box<dyn Link>) {
 fn engines(capacity: usize) -> [Engine; 2] {
     let hub = Arc::new(Hub::with_rings(capacity));
     [0, 1].map(|rank| {
-        let mesh = Mesh::new(2, Box::new(MemoryOpener { hub: hub.clone(), comm_id: 0, rank })).unwrap();
+        let mesh =
+            Mesh::new(2, Box::new(MemoryOpener { hub: hub.clone(), comm_id: 0, rank, copy_mode: CopyMode::Auto })).unwrap();
         Engine::new(mesh, 2, Arc::new(Patience::new(1)))
     })
 }
@@ -442,7 +444,7 @@ fn info_of_three(timeout: Duration) -> CommInfo {
 /// Rank 0's engine of three, and what opens links for a rank.
 fn engine_of_three() -> (Engine, impl Fn(Rank) -> MemoryOpener) {
     let hub = Arc::new(Hub::default());
-    let opener = move |rank| MemoryOpener { hub: hub.clone(), comm_id: 0, rank };
+    let opener = move |rank| MemoryOpener { hub: hub.clone(), comm_id: 0, rank, copy_mode: CopyMode::Auto };
     (Engine::new(Mesh::new(3, Box::new(opener(0))).unwrap(), 3, Arc::new(Patience::new(1))), opener)
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use crate::call::Call;
-use crate::config::{CopyMode, SharedSettings, Transport};
+use crate::config::{SharedSettings, Transport};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::network::fabric::Fabric;
@@ -162,8 +162,7 @@ impl Core {
     /// The engine, made with its first use.
     pub(crate) fn engine(&mut self) -> Result<&mut Engine> {
         if self.engine.is_none() {
-            let reads_memory = matches!(self.settings.copy_mode, CopyMode::Auto | CopyMode::Cma);
-            let opener = self.fabric.opener(reads_memory);
+            let opener = self.fabric.opener(self.settings.copy_mode);
             let mesh = Mesh::new(self.layout.ranks, opener).map_err(Error::os("preparing to wait for peers"))?;
             let mesh = mesh.with_loopback(self.fabric.rank()).listed_in(self.fabric.recording().links.clone());
             let engine = Engine::new(mesh, self.layout.ranks, self.patience.clone());

@@ -233,8 +233,9 @@ impl Core {
     }
 }
 
-/// Bytes of the messages for which it pays to try [`Core::run_message_now`].
-const SHORT: usize = 8 << 10;
+/// Bytes of the messages for which it pays to try [`Core::run_message_now`]. Longer ones are received while
+/// they are sent.
+const SHORT: usize = 16 << 10;
 
 impl Core {
     /// Runs one send or receive, and returns true, if it can end within the time for which a wait

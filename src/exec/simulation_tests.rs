@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::call::Call;
+use crate::config::CopyMode;
 use crate::engine::{Engine, Job, Stepped};
 use crate::error::{Cause, Error};
 use crate::failure::{CommInfo, OpContext};
@@ -229,7 +230,7 @@ impl Plan {
             let timeout = Duration::from_secs(3600);
             let cancel = status.cancel.clone();
             let info = CommInfo { rank, members: members.clone(), timeout, start_timeout: timeout, cancel };
-            let opener = MemoryOpener { hub: hub.clone(), comm_id: CHANNEL, rank };
+            let opener = MemoryOpener { hub: hub.clone(), comm_id: CHANNEL, rank, copy_mode: CopyMode::Auto };
             let mesh = Mesh::new(self.ranks, Box::new(FaultyOpener { opener, world: world.clone() })).unwrap();
             let engine = Engine::new(mesh, self.ranks, Arc::new(Patience::new(1)));
             let redop = if self.fault == Fault::Differs(rank) { ReduceOp::Max } else { ReduceOp::Sum };

@@ -11,7 +11,7 @@ use super::in_process::{ProcessControl, ProcessRegions};
 use super::opener::NetworkOpener;
 use super::rails::kind_of_links;
 use super::region_exchange::NetworkRegions;
-use crate::config::Settings;
+use crate::config::{CopyMode, Settings};
 use crate::failure::{CommStatus, ControlChannel, StatusBoard};
 use crate::host_group::area::{AREA, Area};
 use crate::host_group::{HOME, HostGroup, RegionExchange, stage};
@@ -129,9 +129,9 @@ impl Fabric {
         (0..self.world()).filter(|&rank| self.hosts[rank] == self.hosts[self.rank]).collect()
     }
 
-    /// Returns what opens links to the others; `None` for a rank without peers. `reads_memory`: the
-    /// system may copy from the memory of processes of this host; the same on all ranks.
-    pub(crate) fn opener(&self, reads_memory: bool) -> Box<dyn Opener> {
+    /// Returns what opens links to the others, in one process or in several. Those in shared memory copy
+    /// large messages by `copy_mode`.
+    pub(crate) fn opener(&self, copy_mode: CopyMode) -> Box<dyn Opener> {
         match &self.backing {
             Backing::Network(network) => Box::new(NetworkOpener::new(
                 network.clone(),
@@ -139,9 +139,11 @@ impl Fabric {
                 self.rank,
                 self.members.clone(),
                 self.hosts.clone(),
-                reads_memory,
+                copy_mode,
             )),
-            Backing::Process(hub, _) => Box::new(MemoryOpener { hub: hub.clone(), comm_id: self.comm_id, rank: self.rank }),
+            Backing::Process(hub, _) => {
+                Box::new(MemoryOpener { hub: hub.clone(), comm_id: self.comm_id, rank: self.rank, copy_mode })
+            }
             Backing::Nothing => Box::new(NoPeers),
         }
     }

@@ -9,10 +9,11 @@ use mio::{Interest, Registry, Token};
 
 use super::process::{Network, cannot_connect};
 use super::rails::{self, RailOpening};
+use crate::config::CopyMode;
 use crate::error::Cause;
 use crate::network::listener::handshake::{Hello, Purpose};
 use crate::network::listener::{Connector, DialError, Stream};
-use crate::sys::{self, LocalStream, Process, TcpStream, Waker};
+use crate::sys::{self, LocalStream, TcpStream, Waker};
 use crate::timeouts::{OTHER_RAILS_OF_ACCEPTOR, WAIT_CHECK};
 use crate::transport::tls::End;
 use crate::transport::{Link, NoLink, Opener, is_end_of_peer, shm};
@@ -28,8 +29,8 @@ pub(crate) struct NetworkOpener {
     members: Arc<[Rank]>,
     /// The host of each.
     hosts: Arc<[usize]>,
-    /// Whether the system may copy from the memory of peers.
-    reads_memory: bool,
+    /// How links in shared memory copy large messages.
+    copy_mode: CopyMode,
     /// The links that this rank is opening.
     opening: HashMap<Rank, Opening>,
     /// Connections of peers that are about to hand over the memory of a link.
@@ -59,13 +60,9 @@ impl NetworkOpener {
         rank: Rank,
         members: Arc<[Rank]>,
         hosts: Arc<[usize]>,
-        reads_memory: bool,
+        copy_mode: CopyMode,
     ) -> NetworkOpener {
-        NetworkOpener { network, comm_id, rank, members, hosts, reads_memory, opening: HashMap::new(), offering: HashMap::new() }
-    }
-
-    fn readable_process(&self, peer: Rank) -> Option<Process> {
-        self.network.visible_process(self.members[peer]).filter(|_| self.reads_memory)
+        NetworkOpener { network, comm_id, rank, members, hosts, copy_mode, opening: HashMap::new(), offering: HashMap::new() }
     }
 
     /// Returns a connector to a peer of this host.
@@ -132,7 +129,7 @@ impl NetworkOpener {
                     self.opening.insert(peer, Opening::InTurn { lanes, connector });
                     return Ok(None);
                 }
-                Ok(Some(Stream::Local(stream))) => match shm::offer(stream, self.readable_process(peer)) {
+                Ok(Some(Stream::Local(stream))) => match shm::offer(stream, self.copy_mode) {
                     Ok(link) => return Ok(Some(link)),
                     // The peer sees the connection end before any memory came, and waits for the
                     // next connection.
@@ -215,7 +212,7 @@ impl NetworkOpener {
                 }
                 Ok(Some(region)) => {
                     registry.deregister(&mut stream).map_err(NoLink::Own)?;
-                    return Ok(Some(shm::accept(stream, region, self.readable_process(peer))));
+                    return Ok(Some(shm::accept(stream, region, self.copy_mode)));
                 }
                 // The peer has no memory for a link, and connects through the network next.
                 Err(error) if is_end_of_peer(&error) => {}

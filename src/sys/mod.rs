@@ -75,8 +75,6 @@ pub use new_file::{Destination, write_file, write_file_or_device};
 pub(crate) use new_file::{make_folder, open_regular};
 #[cfg(all(feature = "cuda", any(not(target_os = "linux"), miri)))]
 pub(crate) use no_exported_file::{ExportedFile, ImportedFile, can_export_files};
-#[cfg(all(test, target_os = "linux", not(miri), not(kolo_posix)))]
-pub(crate) use platform::resident_bytes;
 #[cfg(all(feature = "cuda", target_os = "linux", not(miri)))]
 pub(crate) use platform::{ExportedFile, ImportedFile, can_export_files};
 pub(crate) use platform::{

@@ -16,7 +16,7 @@ pub(crate) const ALIGN: usize = 16;
 
 /// One end of a stream of bytes to a peer, and of one from it.
 ///
-/// Except for [`Link::expose`], links keep no address of memory that is passed to them. The caller offers a stream's bytes in
+/// Links keep no address of memory that is passed to them. The caller offers a stream's bytes in
 /// order: bytes that a call did not take come first in the next call.
 pub(crate) trait Link: Send {
     /// Sends bytes from the front of `parts`, laid end to end; returns how many. 0 means none now.
@@ -34,18 +34,6 @@ pub(crate) trait Link: Send {
     /// As for [`Link::send`].
     unsafe fn send_whole(&mut self, _parts: &[RawSlice]) -> Result<bool, Cause> {
         Ok(false)
-    }
-
-    /// As [`Link::send`] of these two parts, but may have the peer read the second where it is.
-    /// `None` if this link does not, or not now: then call [`Link::send`].
-    ///
-    /// # Safety
-    ///
-    /// As for [`Link::send`]. And `memory` stays readable, and is not written, until the link has
-    /// taken it or is dropped. Until then, the next call for this stream is this one with what is
-    /// left of it, unless it returns `None`.
-    unsafe fn expose(&mut self, _before: RawSlice, _memory: RawSlice) -> Result<Option<usize>, Cause> {
-        Ok(None)
     }
 
     /// Returns the most parts of a call for which [`Link::send`] of several messages at once is quicker than

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::ring;
 use super::ring_link::{PeerWaker, RingLink};
 use super::{Link, NoLink, Opener};
+use crate::config::CopyMode;
 use crate::sys::{Region, Waker};
 use crate::types::Rank;
 
@@ -82,6 +83,7 @@ pub(crate) struct MemoryOpener {
     /// The number of the communicator in the process.
     pub(crate) comm_id: u64,
     pub(crate) rank: Rank,
+    pub(crate) copy_mode: CopyMode,
 }
 
 impl MemoryOpener {
@@ -89,7 +91,7 @@ impl MemoryOpener {
         let (low, high) = (self.rank.min(peer), self.rank.max(peer));
         let region = self.hub.region((self.comm_id, [low as u64, high as u64]), ring::pair_size(self.hub.capacity), 2);
         let waker = Peer { hub: self.hub.clone(), comm_id: self.comm_id, peer };
-        Box::new(RingLink::new(region, usize::from(self.rank > peer), waker))
+        Box::new(RingLink::new(region, usize::from(self.rank > peer), self.copy_mode, waker))
     }
 }
 

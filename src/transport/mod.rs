@@ -16,6 +16,7 @@
 //! | [`shm`], [`memory`], `ring_link`, `ring` | links in shared memory between processes and between threads, and their rings |
 
 pub(crate) mod congestion;
+mod copying;
 mod link;
 mod loopback;
 pub(crate) mod memory;

@@ -8,15 +8,11 @@ use mio::{Registry, Token};
 use super::Link;
 use super::ring::{self, Consumer, PORTION, Producer};
 use crate::buffer::{RawSlice, RawSliceMut};
+use crate::config::CopyMode;
 use crate::error::Cause;
 use crate::reduce;
-use crate::sys::{self, Process, Region};
+use crate::sys::Region;
 use crate::trace::Traffic;
-use std::sync::atomic::{Ordering, fence};
-
-/// Bytes of exposed memory that are read before the producer is told. It sees them move within the time for
-/// which it spins, so it does not sleep.
-const MOST_READ: usize = 256 << 10;
 
 /// How the two ends of a pair of rings wake each other.
 pub(super) trait PeerWaker: Send {
@@ -31,11 +27,6 @@ pub(super) trait PeerWaker: Send {
 
     /// Returns whether the peer's process has ended.
     fn is_gone(&self) -> bool;
-
-    /// The peer's process, if the system may copy from its memory.
-    fn process(&self) -> Option<Process> {
-        None
-    }
 
     /// As [`Link::is_intact`].
     fn is_intact(&self) -> bool {
@@ -56,44 +47,9 @@ pub(super) struct RingLink<W: PeerWaker> {
 
 impl<W: PeerWaker> RingLink<W> {
     /// Makes side 0 or 1 of the link over the rings in this region.
-    pub(super) fn new(region: Arc<Region>, side: usize, waker: W) -> RingLink<W> {
-        let (mut producer, consumer) = ring::pair(region, side);
-        if waker.process().is_none() {
-            producer.never_expose();
-        }
+    pub(super) fn new(region: Arc<Region>, side: usize, copy_mode: CopyMode, waker: W) -> RingLink<W> {
+        let (producer, consumer) = ring::pair(region, side, copy_mode);
         RingLink { producer, consumer, waker, traffic: Arc::default() }
-    }
-
-    /// Reads what comes next in the stream, if it is exposed. Returns how many bytes.
-    ///
-    /// # Safety
-    ///
-    /// `into` is writable until this returns, and no other thread accesses it.
-    unsafe fn read_exposed(&mut self, into: RawSliceMut) -> Result<usize, Cause> {
-        let (Some(readable), Some(process)) = (self.consumer.readable(), self.waker.process()) else { return Ok(0) };
-        let count = into.len.min(readable.len).min(MOST_READ);
-        // SAFETY: the caller vouches for `into`.
-        let read = unsafe { sys::read_process(process, readable.address, into.ptr, count) };
-        if count == readable.len && readable.is_last {
-            // All of it was the message if the producer has not taken its memory back, and if the
-            // process is the peer's: another one may have the id of a process that has ended.
-            fence(Ordering::SeqCst);
-            self.waker.drain();
-            if self.peer_has_ended() {
-                return Err(Cause::Closed);
-            }
-        }
-        let (count, wake) = match read {
-            Ok(()) => (count, self.consumer.read_exposed(count)),
-            Err(error) => {
-                crate::log::debug!(%error, "cannot read the memory of a peer, which copies its messages instead");
-                (0, self.consumer.refuse())
-            }
-        };
-        if wake {
-            self.waker.wake();
-        }
-        Ok(count)
     }
 
     fn peer_has_ended(&self) -> bool {
@@ -121,26 +77,6 @@ impl<W: PeerWaker> Link for RingLink<W> {
         }
         self.traffic.sent(parts.iter().map(|part| part.len).sum());
         Ok(true)
-    }
-
-    unsafe fn expose(&mut self, before: RawSlice, memory: RawSlice) -> Result<Option<usize>, Cause> {
-        let Some((mut taken, wake)) = self.producer.expose(before, memory)? else { return Ok(None) };
-        if wake {
-            self.waker.wake();
-        }
-        if taken == 0 && self.peer_has_ended() {
-            // What the peer read before it ended has arrived. It may have read the rest since.
-            taken = self.producer.settle()?.map_or(0, |(taken, _)| taken);
-            if taken == 0 {
-                return Err(Cause::Closed);
-            }
-        }
-        self.traffic.sent(taken);
-        Ok(Some(taken))
-    }
-
-    fn has_begun(&self) -> bool {
-        self.producer.has_exposed()
     }
 
     unsafe fn send_last(&mut self, message: RawSlice) -> Result<usize, Cause> {
@@ -173,11 +109,7 @@ impl<W: PeerWaker> Link for RingLink<W> {
             let want = rest.len.min(PORTION);
             let part = if rest.len == into.len { self.peek(want)? } else { self.consumer.peek(want)? };
             if part.len == 0 {
-                // SAFETY: the caller vouches for `into`.
-                let count = unsafe { self.read_exposed(rest)? };
-                self.traffic.received(count);
-                // Not more at once: other messages and the deadline are looked at in between.
-                return Ok(into.len - rest.len + count);
+                break;
             }
             // SAFETY: the ring holds these bytes until they are consumed, and the caller vouches
             // for `into`.
@@ -219,56 +151,5 @@ impl<W: PeerWaker> Drop for RingLink<W> {
         if self.waker.is_intact() {
             self.waker.wake();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::RefCell;
-
-    use super::*;
-    use crate::transport::ALIGN;
-
-    /// A peer that reads all that is exposed and ends, when it is asked whether it has ended.
-    struct EndsWhenAsked(RefCell<Option<Consumer>>);
-
-    impl PeerWaker for EndsWhenAsked {
-        fn wake(&mut self) {}
-
-        fn kind(&self) -> &'static str {
-            "test"
-        }
-
-        fn drain(&mut self) {}
-
-        fn is_gone(&self) -> bool {
-            let mut peer = self.0.take().expect("it is asked once");
-            assert_eq!(peer.peek(ALIGN).unwrap().len, ALIGN);
-            peer.consume(ALIGN);
-            let readable = peer.readable().expect("the message is exposed");
-            peer.read_exposed(readable.len);
-            true
-        }
-
-        fn process(&self) -> Option<Process> {
-            Some(Process::own())
-        }
-
-        fn register(&mut self, _: &Registry, _: Token) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    /// A message that the peer has read as its last act has been sent.
-    #[test]
-    fn what_a_peer_read_before_it_ended_has_arrived() {
-        let region = Arc::new(Region::heap(ring::pair_size(1024)));
-        let (_, peer) = ring::pair(region.clone(), 1);
-        let mut link = RingLink::new(region, 0, EndsWhenAsked(RefCell::new(Some(peer))));
-        let (header, memory) = (vec![1u8; ALIGN], vec![2u8; 1 << 20]);
-        // SAFETY: both live until the end of the test.
-        let mut expose = |before: &[u8]| unsafe { link.expose(RawSlice::of(before), RawSlice::of(&memory)) };
-        assert_eq!(expose(&header), Ok(Some(ALIGN)));
-        assert_eq!(expose(&[]), Ok(Some(memory.len())));
     }
 }

@@ -10,46 +10,44 @@ use mio::{Interest, Registry, Token};
 use super::Link;
 use super::ring;
 use super::ring_link::{PeerWaker, RingLink};
-use crate::sys::{LocalStream, Process, Region};
+use crate::config::CopyMode;
+use crate::sys::{LocalStream, Region};
 
-/// Bytes of one ring. It is large enough that neither side of a stream waits for each step of the
-/// other, and small enough for the caches and for many links.
-const CAPACITY: usize = 128 << 10;
+/// Bytes of the memory of a link.
+const SIZE: usize = ring::pair_size(ring::GROWN);
 
 /// Makes a link, and hands its memory to the peer at the other end of `stream`.
-/// `process` is the peer's, if each may copy from the other's memory.
-pub(crate) fn offer(stream: LocalStream, process: Option<Process>) -> io::Result<Box<dyn Link>> {
-    let region = Region::create(ring::pair_size(CAPACITY))?;
-    region.reserve(0..region.len())?;
+pub(crate) fn offer(stream: LocalStream, copy_mode: CopyMode) -> io::Result<Box<dyn Link>> {
+    let region = Region::create(SIZE)?;
+    ring::at_first(&region).into_iter().try_for_each(|ring| region.reserve(ring))?;
     region.hand_over(&stream)?;
     region.close();
-    Ok(link(region, 0, stream, process))
+    Ok(link(region, 0, stream, copy_mode))
 }
 
 /// Returns the memory that the peer at the other end of `stream` offers, once it has come. Does not
 /// wait.
 pub(crate) fn offered(stream: &LocalStream) -> io::Result<Option<Region>> {
-    match Region::take_over(stream, ring::pair_size(CAPACITY), Instant::now()) {
+    match Region::take_over(stream, SIZE, Instant::now()) {
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(None),
         result => result.map(Some),
     }
 }
 
 /// Makes the link of the peer that received the memory of [`offer`].
-pub(crate) fn accept(stream: LocalStream, region: Region, process: Option<Process>) -> Box<dyn Link> {
+pub(crate) fn accept(stream: LocalStream, region: Region, copy_mode: CopyMode) -> Box<dyn Link> {
     region.close();
-    link(region, 1, stream, process)
+    link(region, 1, stream, copy_mode)
 }
 
-fn link(region: Region, side: usize, stream: LocalStream, process: Option<Process>) -> Box<dyn Link> {
-    Box::new(RingLink::new(Arc::new(region), side, Socket { stream, process, gone: false }))
+fn link(region: Region, side: usize, stream: LocalStream, copy_mode: CopyMode) -> Box<dyn Link> {
+    Box::new(RingLink::new(Arc::new(region), side, copy_mode, Socket { stream, gone: false }))
 }
 
 /// Wakes the peer through a socket. Each byte is one wake, and the end of the stream is the end of
 /// the peer.
 struct Socket {
     stream: LocalStream,
-    process: Option<Process>,
     gone: bool,
 }
 
@@ -80,10 +78,6 @@ impl PeerWaker for Socket {
 
     fn is_gone(&self) -> bool {
         self.gone
-    }
-
-    fn process(&self) -> Option<Process> {
-        self.process
     }
 
     fn is_intact(&self) -> bool {

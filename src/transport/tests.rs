@@ -12,12 +12,13 @@ use super::memory::{Hub, MemoryOpener};
 use super::rail_link::RailLink;
 use super::{ALIGN, Link, Mesh, tcp};
 use crate::buffer::{RawSlice, RawSliceMut};
+use crate::config::CopyMode;
 use crate::error::Cause;
 use crate::types::mix;
 
 fn memory_pair() -> [Box<dyn Link>; 2] {
     let hub = Arc::new(Hub::default());
-    [0, 1].map(|rank| MemoryOpener { hub: hub.clone(), comm_id: 7, rank }.link(1 - rank))
+    [0, 1].map(|rank| MemoryOpener { hub: hub.clone(), comm_id: 7, rank, copy_mode: CopyMode::Auto }.link(1 - rank))
 }
 
 fn tcp_pair(lanes: usize) -> [Box<dyn Link>; 2] {
@@ -42,17 +43,17 @@ fn connections(lanes: usize) -> [Vec<crate::sys::TcpStream>; 2] {
 }
 
 #[cfg(all(any(target_os = "linux", target_os = "macos"), not(miri)))]
-fn shm_pair(process: Option<crate::sys::Process>) -> [Box<dyn Link>; 2] {
+fn shm_pair(copy_mode: CopyMode) -> [Box<dyn Link>; 2] {
     use crate::sys::{LocalListener, LocalStream};
     static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let name = format!("kolo-test-{}-{number}", std::process::id());
     let listener = LocalListener::bind(&name).unwrap();
     let stream = LocalStream::connect(&name, std::time::Instant::now() + Duration::from_secs(60)).unwrap();
-    let offered = super::shm::offer(stream, process).unwrap();
+    let offered = super::shm::offer(stream, copy_mode).unwrap();
     let accepted = listener.accept().unwrap();
     let region = super::shm::offered(&accepted).unwrap().expect("the memory was handed over before");
-    [offered, super::shm::accept(accepted, region, process)]
+    [offered, super::shm::accept(accepted, region, copy_mode)]
 }
 
 /// Returns the length of a message, and whether it is read in place.
@@ -102,14 +103,8 @@ fn converse(link: &mut dyn Link, send_seed: u64, receive_seed: u64, messages: u6
             }
             let rest = RawSlice::of(&out[offered..]);
             let cut = mix(offered as u64, sending) as usize % (rest.len + 1);
-            let exposed = if mix(send_seed, sending) & 4 == 0 {
-                // SAFETY: `out` stays as it is until the link has taken all of it.
-                unsafe { link.expose(rest.take(cut), rest.skip(cut)) }.unwrap()
-            } else {
-                None
-            };
             // SAFETY: `out` is borrowed for the call.
-            offered += exposed.unwrap_or_else(|| unsafe { link.send(&[rest.take(cut), rest.skip(cut)]) }.unwrap());
+            offered += unsafe { link.send(&[rest.take(cut), rest.skip(cut)]) }.unwrap();
             if offered == out.len() {
                 sent_bytes += out.len() as u64;
                 (sending, offered) = (sending + 1, 0);
@@ -130,7 +125,6 @@ fn converse(link: &mut dyn Link, send_seed: u64, receive_seed: u64, messages: u6
                 link.consume(used);
                 filled += used;
             } else {
-                // Also what is exposed, of which nothing is in place.
                 // SAFETY: `into` is borrowed for the call.
                 filled += unsafe { link.receive(RawSliceMut::of(&mut into[filled..])) }.unwrap();
             }
@@ -206,51 +200,10 @@ fn striped_links() {
 #[test]
 #[cfg(all(any(target_os = "linux", target_os = "macos"), not(miri)))]
 fn shm_links() {
-    use crate::sys::Process;
-    // The system copies from the memory of this process. It cannot copy from that of a process that
-    // does not exist.
-    for process in [None, Some(Process::own()), Some(Process::with_id(u32::MAX))] {
-        both_ways(shm_pair(process));
-        ends(shm_pair(process));
+    for copy_mode in [CopyMode::Auto, CopyMode::Staged, CopyMode::Streamed] {
+        both_ways(shm_pair(copy_mode));
+        ends(shm_pair(copy_mode));
     }
-}
-
-/// What a sender exposes is its caller's again when its link is dropped.
-#[test]
-#[cfg(all(target_os = "linux", not(miri), not(kolo_posix)))]
-fn exposed_memory_ends_with_its_link() {
-    let [mut a, mut b] = shm_pair(Some(crate::sys::Process::own()));
-    let (header, memory, mut into) = ([1u8; 16], vec![2u8; 1 << 20], vec![0u8; 1 << 20]);
-    let (before, exposed) = (RawSlice::of(&header), RawSlice::of(&memory));
-    // SAFETY: both live until the end of the test.
-    let mut expose = |before, rest| unsafe { a.expose(before, rest) }.unwrap();
-    assert_eq!(expose(before, exposed), Some(16));
-    // SAFETY: `into` is borrowed for the calls.
-    let mut receive = |len: usize| unsafe { b.receive(RawSliceMut::of(&mut into[..len])) };
-    assert_eq!(receive(16), Ok(16));
-    assert_eq!(receive(1000), Ok(1000));
-    assert_eq!(expose(before.take(0), exposed), Some(1000));
-    assert!(a.has_begun());
-    drop(a);
-    let end = (0..2000).find_map(|_| receive(1000).err());
-    assert_eq!(end, Some(Cause::Closed), "the rest of a message that its sender took back");
-}
-
-/// The peer's system call would wait for pages that are not there, and nothing could end that wait.
-#[test]
-#[cfg(all(target_os = "linux", not(miri), not(kolo_posix)))]
-fn all_that_is_exposed_is_in_memory() {
-    let [mut a, _b] = shm_pair(Some(crate::sys::Process::own()));
-    // Zeroed memory of this size always comes from the system, which finds pages when they are
-    // touched. The allocator keeps some tens of MiB of what other tests have freed.
-    let memory = vec![0u8; 512 << 20];
-    assert_eq!(crate::sys::resident_bytes(RawSlice::of(&memory)), 0);
-    // SAFETY: it lives until the end of the test.
-    let exposed = unsafe { a.expose(RawSlice::EMPTY, RawSlice::of(&memory)) };
-    assert!(matches!(exposed, Ok(Some(_))) && a.has_begun());
-    let resident = crate::sys::resident_bytes(RawSlice::of(&memory));
-    // As much as the peer may read, and not the rest.
-    assert!((1 << 20..memory.len()).contains(&resident), "{resident} bytes");
 }
 
 /// A mesh of two ranks in which one sleeps until the other sends.
@@ -258,7 +211,8 @@ fn all_that_is_exposed_is_in_memory() {
 #[cfg_attr(miri, ignore = "Miri has no poll")]
 fn a_sleeper_is_woken_by_bytes_and_by_room() {
     let hub = Arc::new(Hub::default());
-    let mesh = |rank| Mesh::new(2, Box::new(MemoryOpener { hub: hub.clone(), comm_id: 1, rank })).unwrap();
+    let mesh =
+        |rank| Mesh::new(2, Box::new(MemoryOpener { hub: hub.clone(), comm_id: 1, rank, copy_mode: CopyMode::Auto })).unwrap();
     let (mut a, mut b) = (mesh(0), mesh(1));
     let rounds = 2000u64;
     let long = std::time::Duration::from_secs(60);
@@ -300,17 +254,62 @@ fn a_sleeper_is_woken_by_bytes_and_by_room() {
 fn garbage_in_a_ring_is_an_error() {
     use super::ring;
     use crate::sys::Region;
-    for (offset, garbage) in [(0, u64::MAX), (0, 1 << 40), (128, 1 << 40)] {
-        let region = Arc::new(Region::heap(ring::pair_size(1024)));
-        let (mut producer, mut consumer) = ring::pair(region.clone(), 0);
+    for (offset, garbage) in [(0, u64::MAX), (0, 1 << 40), (8, 1 << 40), (128, 1 << 40)] {
+        let region = Arc::new(Region::heap(ring::pair_size(256 << 10)));
+        let (mut producer, mut consumer) = ring::pair(region.clone(), 0, CopyMode::Auto);
         for ring in [0, region.len() / 2] {
             // SAFETY: the counter is within the region and aligned.
             unsafe { region.at(ring + offset).cast::<u64>().write(garbage) };
         }
         let read = consumer.peek(1).err();
-        let written = (0..40).find_map(|_| producer.push(&[RawSlice::of(&[0u8; 512])]).err());
+        let written = (0..40).find_map(|_| producer.push(&[RawSlice::of(&[0u8; 8000])]).err());
         let found = read.or(written);
         assert!(matches!(found, Some(Cause::Corrupt(_))), "{garbage} at {offset}: {found:?}");
+    }
+}
+
+/// A ring that is empty grows for a large message, wherever its counters are, and its bytes stay in order.
+#[test]
+fn a_ring_grows_for_large_messages() {
+    use super::ring;
+    use crate::sys::Region;
+    const ROOM: usize = 1 << 20;
+    for before in [0, 48, 100 << 10, 200 << 10] {
+        let region = Arc::new(Region::heap(ring::pair_size(ROOM)));
+        let (mut producer, _) = ring::pair(region.clone(), 0, CopyMode::Staged);
+        let (_, mut consumer) = ring::pair(region, 1, CopyMode::Staged);
+        let (mut sent, mut received) = (0, 0);
+        let mut send = |len: usize| {
+            let bytes = stream(3, sent, len);
+            let (count, _) = producer.push(&[RawSlice::of(&bytes)]).unwrap();
+            sent += count as u64;
+            count
+        };
+        let mut receive = |most: usize| {
+            let part = consumer.peek(most).unwrap();
+            // SAFETY: the ring shows these bytes until they are consumed.
+            let bytes = unsafe { std::slice::from_raw_parts(part.ptr, part.len) };
+            assert!(bytes == stream(3, received, part.len), "the bytes from {received} on, {before} before");
+            received += part.len as u64;
+            consumer.consume(part.len);
+            part.len
+        };
+        let mut left = before;
+        while left > 0 {
+            left -= send(left.min(1000));
+            while receive(1000) > 0 {}
+        }
+        // It is not empty: it keeps its size.
+        assert_eq!(send(16), 16);
+        assert!(send(ROOM) < ROOM / 4);
+        while receive(ROOM) > 0 {}
+        assert!(send(ROOM) > ROOM / 2, "it has grown");
+        for _ in 0..5 {
+            receive(ROOM / 3);
+            send(ROOM / 2);
+        }
+        while receive(ROOM) > 0 {}
+        assert_eq!(received, sent);
     }
 }
 

@@ -57,8 +57,7 @@ pub(crate) fn stopped() -> Outcome {
     Passed(format!("deadline 3 s; {}", measured.join(", ")))
 }
 
-/// A rank is killed, or its peer's deadline passes, while the system copies a message from one to the
-/// other.
+/// A rank is killed, or its peer's deadline passes, in the middle of a message from one to the other.
 pub(crate) fn ended_in_a_message() -> Outcome {
     for (culprit, other) in [(0, 1), (1, 0)] {
         for _ in 0..5 {

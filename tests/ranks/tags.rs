@@ -231,6 +231,7 @@ fn a_receive_of_a_tag_that_does_not_come_names_those_that_wait() {
     }
 }
 
+/// The message is larger than a link.
 #[test]
 fn the_error_of_a_send_does_not_name_messages_that_wait() {
     let done = Barrier::new(2);
@@ -240,7 +241,7 @@ fn the_error_of_a_send_does_not_name_messages_that_wait() {
         |comm| {
             if comm.rank() == 0 {
                 comm.recv_tagged(&mut [0u8], 1, 6).unwrap();
-                let error = comm.send_tagged(&vec![0u8; 1 << 20], 1, 9).unwrap_err();
+                let error = comm.send_tagged(&vec![0u8; 8 << 20], 1, 9).unwrap_err();
                 let is_unmatched = matches!(error, Error::Peer { cause: Cause::Unmatched { .. }, .. });
                 assert!(!is_unmatched && error.to_string().contains("did not make this call"), "{error}");
             } else {

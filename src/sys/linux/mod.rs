@@ -36,6 +36,4 @@ pub(crate) use process::{ProcessWatch, is_no_process, is_stopped, process_namesp
 pub(crate) use super::unix::hostname;
 pub(crate) use super::unix::local_socket::LocalStream;
 pub(crate) use super::unix::memory::available_memory;
-#[cfg(all(test, not(kolo_posix)))]
-pub(crate) use super::unix::memory::resident_bytes;
 pub(super) use super::unix::memory::{check_file_size, page_size};

@@ -49,17 +49,3 @@ pub(crate) fn available_memory() -> Option<u64> {
     let percent = super::sysctl::number(c"kern.memorystatus_level")?;
     Some(super::sysctl::number(c"hw.memsize")? / 100 * percent)
 }
-
-/// Returns how many bytes of the whole pages of some memory are in memory.
-#[cfg(all(test, target_os = "linux", not(kolo_posix)))]
-pub(crate) fn resident_bytes(memory: crate::buffer::RawSlice) -> usize {
-    let page = page_size();
-    let start = memory.ptr.addr().next_multiple_of(page);
-    let pages = (memory.ptr.addr() + memory.len - start) / page;
-    let mut present = vec![0u8; pages];
-    let first = memory.skip(start - memory.ptr.addr()).ptr;
-    // SAFETY: the system reads no memory, and writes a byte for each page.
-    let result = unsafe { libc::mincore(first.cast_mut().cast(), pages * page, present.as_mut_ptr()) };
-    assert_eq!(result, 0, "{}", io::Error::last_os_error());
-    present.iter().filter(|&&byte| byte & 1 != 0).count() * page
-}
