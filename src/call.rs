@@ -246,9 +246,10 @@ impl Call {
         (elements * self.dtype.size()) as u64
     }
 
-    /// Whether the operation moves nothing, on any rank.
-    pub(crate) fn is_empty(&self, world: usize) -> bool {
-        !matches!(self.op, Op::Barrier | Op::AllToAllV) && self.bytes(world) == 0
+    /// Whether the operation, of so many [`Call::bytes`], moves nothing on any rank.
+    #[inline]
+    pub(crate) fn is_empty(&self, bytes: u64) -> bool {
+        bytes == 0 && !matches!(self.op, Op::Barrier | Op::AllToAllV)
     }
 
     /// Elements that this rank needs in the send and the receive buffer; `None` for a buffer that

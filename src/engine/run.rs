@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::frame::{Frame, Kind};
+use super::frame::{Frame, HEADER, Kind};
 use super::in_flight::InFlight;
 use super::job::{Active, Job, Paused};
 use super::outgoing::Outgoing;
@@ -318,6 +318,16 @@ impl Engine {
             return false;
         }
         let header = Frame { kind: Kind::Data, len: payload.len as u64, descriptor: context.words }.encode();
+        if payload.len <= ALIGN {
+            // One line, and one copy.
+            let mut message = [0u8; HEADER + ALIGN];
+            message[..HEADER].copy_from_slice(&header);
+            // SAFETY: the caller vouches for the payload, which is no longer than the rest of the message.
+            unsafe { std::ptr::copy_nonoverlapping(payload.ptr, message[HEADER..].as_mut_ptr(), payload.len) };
+            let whole = &message[..HEADER + payload.len.next_multiple_of(ALIGN)];
+            // SAFETY: it is borrowed for the call.
+            return unsafe { link.send_whole(&[RawSlice::of(whole)]) }.unwrap_or(false);
+        }
         let padding = payload.len.next_multiple_of(ALIGN) - payload.len;
         let zeros = [0u8; ALIGN];
         // SAFETY: the caller vouches for the payload; the others are borrowed for the call.

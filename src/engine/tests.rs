@@ -212,7 +212,7 @@ fn message(number: u64) -> Vec<u8> {
 fn a_header_in_two_parts_is_read_as_one() {
     const MESSAGES: u64 = 600;
     let info = [0, 1].map(|rank| info(rank, LATE));
-    let [mut sender, mut receiver] = engines(384);
+    let [mut sender, mut receiver] = engines(512);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for number in 1..=MESSAGES {

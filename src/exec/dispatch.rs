@@ -23,7 +23,7 @@ impl Core {
         self.seq += 1;
         let world = self.layout.ranks;
         let (descriptor, bytes) = (call.descriptor(self.seq), call.bytes(world));
-        let choice = (world > 1 && !call.is_empty(world)).then(|| self.choose_for(call, bytes));
+        let choice = (world > 1 && !call.is_empty(bytes)).then(|| self.choose_for(call, bytes));
         let note = LogEntry::new(history, bytes, trace::path(choice));
         let context = OpContext::noted(descriptor, info, call.timeout, &note);
         // A window records a short call itself, when no peer waits for this rank any more.

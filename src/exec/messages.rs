@@ -15,7 +15,7 @@ use crate::reduce::{Packing, normalise_bools};
 use crate::schedule::select::segment_bytes;
 use crate::schedule::{Algorithm, Blocks, Problem, Racks, Step, compressed, segment_of_compressed, steps};
 use crate::sys::Waiting;
-use crate::trace;
+use crate::trace::{self, LogEntry};
 use crate::types::{DType, Descriptor, Op, Rank};
 
 /// A send or a receive.
@@ -250,7 +250,7 @@ impl Core {
         if send.len + recv.len > SHORT || call.source.is_some() || (dtype == DType::Bool && op == Op::Recv) {
             return false;
         }
-        let seq = if op == Op::Send { self.sent[root] + 1 } else { 0 };
+        let seq = if op == Op::Send { self.sent[root] + 1 } else { engine.received_from(root) + 1 };
         let mut context = OpContext::new(call.descriptor(seq), info).called(op).within(timeout);
         if op == Op::Send {
             // SAFETY: passed on.
@@ -271,8 +271,7 @@ impl Core {
             self.patience.done(waiting);
         }
         let with_peer = Descriptor { op, root: Some(root as u32), ..context.descriptor };
-        let entry = self.recording.history.begin(&with_peer.encode(), (send.len + recv.len) as u64, 0);
-        self.recording.history.end(entry, true);
+        LogEntry::new(&self.recording.history, (send.len + recv.len) as u64, 0).end(&with_peer.encode(), true);
         context.rest();
         true
     }

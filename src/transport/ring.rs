@@ -29,6 +29,7 @@ use super::copying::{Copying, LEAST};
 use crate::buffer::{RawSlice, RawSliceMut};
 use crate::config::CopyMode;
 use crate::error::Cause;
+use crate::reduce;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::{Region, ticks};
 
@@ -97,7 +98,7 @@ struct TimedWords {
 struct RingMemory {
     region: Arc<Region>,
     offset: usize,
-    /// The bytes that are used.
+    /// The bytes that are used: a power of two.
     capacity: usize,
     /// The bytes that there are.
     room: usize,
@@ -114,7 +115,7 @@ impl RingMemory {
 
     /// Returns the bytes from a position of the stream to the end of the buffer, at most `len`.
     fn stretch(&self, position: u64, len: usize) -> RawSliceMut {
-        let at = position as usize % self.capacity;
+        let at = position as usize & (self.capacity - 1);
         let start = self.offset + size_of::<Control>() + at;
         RawSliceMut { ptr: self.region.at(start), len: len.min(self.capacity - at) }
     }
@@ -157,7 +158,7 @@ pub(super) fn at_first(region: &Region) -> [Range<usize>; 2] {
 /// versa.
 pub(super) fn pair(region: Arc<Region>, side: usize, copy_mode: CopyMode) -> (Producer, Consumer) {
     let room = region.len() / 2 - size_of::<Control>();
-    assert!(room > FOR_THE_LAST && room.is_multiple_of(128), "a region of {} bytes", region.len());
+    assert!(room > FOR_THE_LAST && room.is_power_of_two(), "a region of {} bytes", region.len());
     let memory = |ring: usize| {
         let (region, offset) = (region.clone(), ring * (size_of::<Control>() + room));
         RingMemory { region, offset, capacity: room.min(AT_FIRST), room }
@@ -182,6 +183,16 @@ impl Producer {
         }
         if self.room() < wanted + FOR_THE_LAST {
             return Ok(None);
+        }
+        if let [part] = parts
+            && part.len < LEAST
+            && let to = self.memory.stretch(self.head, part.len)
+            && to.len == part.len
+        {
+            // SAFETY: there is room, so only this side uses these bytes. The caller vouches for the part.
+            unsafe { reduce::copy(part.ptr, to.ptr, to.len) };
+            self.head += to.len as u64;
+            return Ok(Some(self.publish()));
         }
         self.push(parts).map(|(_, wake)| Some(wake))
     }
