@@ -158,8 +158,8 @@ typedef struct kolo_config_t {
   uint64_t start_timeout_ms;
   // "auto", "tcp" or "shm". All ranks use rank 0's value.
   const char *transport;
-  // How large private buffers are copied between processes: "auto", "staged", "streamed" or
-  // "cma". All ranks use rank 0's value.
+  // How large private buffers and messages are copied between processes: "auto", "staged",
+  // "streamed" or "cma" (messages as with "auto"). All ranks use rank 0's value.
   const char *copy_mode;
   // The algorithm for all operations that have it, such as "ring". All ranks use rank 0's value.
   const char *algorithm;

@@ -63,8 +63,8 @@ pub struct kolo_config_t {
     pub start_timeout_ms: u64,
     /// "auto", "tcp" or "shm". All ranks use rank 0's value.
     pub transport: *const c_char,
-    /// How large private buffers are copied between processes: "auto", "staged", "streamed" or
-    /// "cma". All ranks use rank 0's value.
+    /// How large private buffers and messages are copied between processes: "auto", "staged",
+    /// "streamed" or "cma" (messages as with "auto"). All ranks use rank 0's value.
     pub copy_mode: *const c_char,
     /// The algorithm for all operations that have it, such as "ring". All ranks use rank 0's value.
     pub algorithm: *const c_char,

@@ -17,8 +17,8 @@ use crate::timeouts::UNHEARD_PEER;
 use crate::transport::{ALIGN, Link, NoLink};
 use crate::types::{Descriptor, Op, Rank};
 
-/// Bytes of a step that are reduced at once, before what they make ready is sent on. They stay in
-/// the cache meanwhile.
+/// Bytes of a step that are received or reduced at once, before what they make ready is sent on. They stay
+/// in the cache meanwhile. A link whose peer keeps it full would show more without end.
 const SLICE: usize = 128 << 10;
 
 /// Where the payload of a step's message goes.
@@ -196,7 +196,7 @@ impl Engine {
         let start = payload.len();
         while payload.len() < *len && payload.len() - start < SLICE {
             let done = payload.len();
-            let rest = RawSliceMut { ptr: payload.as_mut_ptr().wrapping_add(done), len: *len - done };
+            let rest = RawSliceMut { ptr: payload.as_mut_ptr().wrapping_add(done), len: (*len - done).min(SLICE) };
             // SAFETY: the payload has room for `len` bytes, and stays where it is.
             let count = unsafe { link.receive(rest) }.map_err(fail)?;
             if count == 0 {
@@ -405,7 +405,7 @@ fn receive_payload(link: &mut dyn Link, active: &mut Active<'_>, peer: Rank, tar
         let received = match own {
             // SAFETY: `dst` lies in the job's output or in scratch, and no message has still to
             // read the first `room` bytes.
-            None => unsafe { link.receive(dst.skip(*done).take(room)) },
+            None => unsafe { link.receive(dst.skip(*done).take(room.min(SLICE))) },
             Some((own, finish)) => reduce(link, job, target, own, finish, *done, room),
         };
         let count = received.map_err(fail)?;

@@ -16,7 +16,7 @@ use crate::transport::ALIGN;
 use crate::types::Rank;
 
 /// How often something moves before the engine checks deadlines and cancellation again. Each time
-/// moves some hundred KiB at most, or [`MOST_STEPS`] steps of less.
+/// moves some MiB at most, or [`MOST_STEPS`] steps of less.
 const BUSY_ROUNDS: u32 = 16;
 
 /// Steps of a job that the engine takes before it looks after the others.

@@ -147,11 +147,28 @@ impl Region {
         assert!(range.end <= self.len);
         match &self.kind {
             Kind::Mapped(mapping) => {
-                let pages = PageSize::system().holding(range);
-                mapping.populate(pages.start..pages.end.min(self.len));
+                if let Err(error) = mapping.populate(self.pages_of(range)) {
+                    crate::log::debug!(%error, "cannot map pages before they are touched");
+                }
             }
             Kind::Heap { .. } => {}
         }
+    }
+
+    /// Allocates the pages of a range of memory that may be closed. Fails if there is no memory, or if the
+    /// system cannot say so: then touching the range might end the process.
+    pub(crate) fn provide(&self, range: Range<usize>) -> io::Result<()> {
+        assert!(range.end <= self.len);
+        match &self.kind {
+            Kind::Mapped(mapping) => mapping.provide(self.pages_of(range)),
+            Kind::Heap { .. } => Ok(()),
+        }
+    }
+
+    /// Returns the whole pages that hold the bytes of a range.
+    fn pages_of(&self, range: Range<usize>) -> Range<usize> {
+        let pages = PageSize::system().holding(range);
+        pages.start..pages.end.min(self.len)
     }
 
     /// Extends the memory by a range of bytes behind it, and reserves the range. Every process that

@@ -10,6 +10,7 @@
 //! | [`tcp`], `stripe`, [`tls`] | a link over one TCP connection, over several, and over an encrypted one |
 //! | [`congestion`] | congestion control and number of connections of a link, by its round trip |
 //! | [`rail_link`], `rail` | a link over several network interfaces, and one connection of it |
+//! | `copying` | how a ring copies large messages, by measurement |
 //! | `loopback` | the link of a rank to itself |
 //! | `stripes` | how links over several connections cut their streams |
 //! | `receive_buffer` | where arrived bytes wait, in links over sockets |

@@ -17,6 +17,12 @@
 //! bytes in it are at positions modulo the same size. The consumer reads the size after the counter
 //! that shows it the first byte that was written since.
 //!
+//! # Times
+//!
+//! See [`super::copying`]. The producer says which bytes it wants timed, before it shows them. The
+//! consumer adds up how long its reader had those bytes, as far as they came in pieces that are worth a
+//! reading of the clock, and says where they ended, and how long that was.
+//!
 //! The peer's words are untrusted, and are checked before they are used.
 
 use std::ops::Range;
@@ -40,20 +46,22 @@ pub(super) const FOR_THE_LAST: usize = 64;
 /// Bytes that one side copies before it tells the other, so that both copy at the same time.
 pub(super) const PORTION: usize = 16 << 10;
 
-/// Bytes of a ring at first. That is large enough that neither side of a stream waits for each step of
-/// the other, and small enough for many links.
-const AT_FIRST: usize = 128 << 10;
+/// Bytes of a ring at first, if it may grow. That is large enough that neither side of a stream waits for
+/// each step of the other, and small enough for many links.
+pub(super) const AT_FIRST: usize = 128 << 10;
 
-/// Bytes of a ring that has grown: more than the second-level cache of a core.
+/// Bytes of a ring that has grown: at least the second-level cache of a core.
 pub(super) const GROWN: usize = 2 << 20;
 
-/// Fewer bytes are shown together with those before them.
+/// Fewer bytes are shown together with those before them, so that the consumer finds both at once: also the
+/// header of a message of [`PORTION`].
 const SHORT_REST: usize = 4 << 10;
 
 /// Fewer bytes take about as long to read as the clock.
 const LEAST_TIMED: usize = 2 << 10;
 
-/// The rings that may grow in one process. Those of a rank that sends to many others stay small.
+/// The rings that may grow in one process, while their links live. Later ones stay small, so that a host
+/// whose ranks all send to each other keeps its memory.
 const MOST_GROWN: usize = 16;
 
 /// The rings of this process that have grown.
@@ -100,7 +108,7 @@ struct RingMemory {
     offset: usize,
     /// The bytes that are used: a power of two.
     capacity: usize,
-    /// The bytes that there are.
+    /// Bytes of the memory after the control block.
     room: usize,
 }
 
@@ -127,7 +135,7 @@ pub(super) struct Producer {
     /// The consumer's counter as last seen.
     tail: u64,
     copying: Copying,
-    /// Whether this ring is one of [`GROWN_RINGS`].
+    /// Whether this ring is counted in [`GROWN_RINGS`].
     has_grown: bool,
 }
 
@@ -136,10 +144,11 @@ pub(super) struct Consumer {
     tail: u64,
     /// The producer's counter as last seen.
     head: u64,
-    /// When the bytes were shown that the reader has now, if it is timed; how long it had those of the same
-    /// message before them; and the end of the last message of which the producer was told.
+    /// When the bytes were shown that the reader has now, if they are timed.
     shown_at: Option<u64>,
+    /// How long the reader had the timed bytes before them.
     ticks: u64,
+    /// The end of the timed bytes of which the producer was told last.
     timed_to: u64,
 }
 
@@ -161,7 +170,7 @@ pub(super) fn pair(region: Arc<Region>, side: usize, copy_mode: CopyMode) -> (Pr
     assert!(room > FOR_THE_LAST && room.is_power_of_two(), "a region of {} bytes", region.len());
     let memory = |ring: usize| {
         let (region, offset) = (region.clone(), ring * (size_of::<Control>() + room));
-        RingMemory { region, offset, capacity: room.min(AT_FIRST), room }
+        RingMemory { region, offset, capacity: if room < GROWN { room } else { AT_FIRST }, room }
     };
     let producer = Producer { memory: memory(side), head: 0, tail: 0, copying: Copying::new(copy_mode), has_grown: false };
     (producer, Consumer { memory: memory(1 - side), tail: 0, head: 0, shown_at: None, ticks: 0, timed_to: 0 })
@@ -218,7 +227,7 @@ impl Producer {
         let timed = &self.memory.control().timed;
         let read = || (timed.to.load(Ordering::Acquire), timed.ticks.load(Ordering::Relaxed));
         let way = self.copying.way(wanted, taken, read);
-        if may_grow && way.is_by_caches() && self.tail == self.head {
+        if may_grow && !way.is_streamed && self.tail == self.head {
             self.grow();
             taken = self.room().saturating_sub(kept).min(wanted);
         }
@@ -241,7 +250,6 @@ impl Producer {
                 unsafe { way.copy(rest.ptr, to.ptr, to.len) };
                 self.head += to.len as u64;
                 rest = rest.skip(to.len);
-                // The consumer of a short rest would look for it twice.
                 if self.head - published >= PORTION as u64 && room + rest.len >= SHORT_REST {
                     wake |= self.publish();
                     published = self.head;
@@ -255,18 +263,23 @@ impl Producer {
         Ok((taken, wake))
     }
 
-    /// Uses all memory of the ring, which is empty, from now on; or never, if others do.
+    /// Uses all memory of the ring, which is empty, from now on; or never, if others do or if there is no
+    /// memory.
     #[cold]
     fn grow(&mut self) {
         let one_more = |rings: usize| (rings < MOST_GROWN).then_some(rings + 1);
         self.has_grown = GROWN_RINGS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok();
         let RingMemory { region, offset, capacity, room } = &mut self.memory;
+        let start = *offset + size_of::<Control>();
         if !self.has_grown {
             *room = *capacity;
             return;
         }
-        let start = *offset + size_of::<Control>();
-        region.populate(start + *capacity..start + *room);
+        if let Err(error) = region.provide(start + *capacity..start + *room) {
+            crate::log::debug!(%error, "a link stays small, because the system provides no memory");
+            *room = *capacity;
+            return;
+        }
         *capacity = *room;
         // The counter that shows the next byte releases it.
         self.memory.control().head.capacity.store(self.memory.room as u64, Ordering::Relaxed);
@@ -363,7 +376,7 @@ impl Consumer {
         self.tail += count as u64;
         debug_assert!(self.tail <= self.head);
         if let Some(shown_at) = shown_at {
-            self.ticks += ticks().wrapping_sub(shown_at);
+            self.ticks = self.ticks.saturating_add(ticks().saturating_sub(shown_at));
             let to = self.memory.control().head.timed_to.load(Ordering::Relaxed);
             // The last bytes may be too few to be timed. Then the next ones end this.
             if self.tail >= to {
@@ -385,7 +398,7 @@ impl Consumer {
             match words.capacity.load(Ordering::Relaxed) {
                 0 => {}
                 capacity if capacity == self.memory.room as u64 => self.memory.capacity = self.memory.room,
-                _ => return Err(Cause::Corrupt("a ring has grown beyond its memory")),
+                _ => return Err(Cause::Corrupt("a ring's size is not that of its memory")),
             }
         }
         if head < self.head || head - self.tail > self.memory.capacity as u64 {
@@ -416,4 +429,143 @@ impl Consumer {
 /// Returns whether the other side sleeps, and clears its flag: the caller must then wake it.
 fn claim(sleeps: &AtomicU32) -> bool {
     sleeps.load(Ordering::SeqCst) != 0 && sleeps.swap(0, Ordering::SeqCst) != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use super::*;
+
+    /// A ring, and what both sides have passed through it so far.
+    struct Both {
+        region: Arc<Region>,
+        producer: Producer,
+        consumer: Consumer,
+        sent: u64,
+        received: u64,
+    }
+
+    /// Returns bytes of a stream, whose period no ring's size is a multiple of.
+    fn stream(from: u64, len: usize) -> &'static [u8] {
+        const PERIOD: usize = 251;
+        static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| (0..PERIOD + GROWN).map(|at| (at % PERIOD) as u8).collect());
+        &BYTES[(from % PERIOD as u64) as usize..][..len]
+    }
+
+    impl Both {
+        fn new(room: usize, copy_mode: CopyMode) -> Both {
+            let region = Arc::new(Region::heap(pair_size(room)));
+            let (producer, _) = pair(region.clone(), 0, copy_mode);
+            let (_, consumer) = pair(region.clone(), 1, copy_mode);
+            Both { region, producer, consumer, sent: 0, received: 0 }
+        }
+
+        /// Sends up to `len` bytes; returns how many.
+        fn send(&mut self, len: usize) -> usize {
+            let (count, _) = self.producer.push(&[RawSlice::of(stream(self.sent, len))]).unwrap();
+            self.sent += count as u64;
+            count
+        }
+
+        /// Receives up to `most` bytes; returns how many.
+        fn receive(&mut self, most: usize) -> usize {
+            let part = self.consumer.peek(most).unwrap();
+            // SAFETY: the ring shows these bytes until they are consumed.
+            let bytes = unsafe { std::slice::from_raw_parts(part.ptr, part.len) };
+            assert!(bytes == stream(self.received, part.len), "the {} bytes from {} on", part.len, self.received);
+            self.received += part.len as u64;
+            self.consumer.consume(part.len);
+            part.len
+        }
+
+        fn receive_all(&mut self) {
+            while self.receive(usize::MAX) > 0 {}
+            assert_eq!(self.received, self.sent);
+        }
+
+        /// Whether the ring takes a message that is larger than a small one.
+        fn takes_much(&mut self) -> bool {
+            let count = self.send(GROWN);
+            self.receive_all();
+            count > AT_FIRST
+        }
+    }
+
+    /// A ring that is empty grows for a large message, wherever its counters are, and its bytes stay in order.
+    /// A process has few that do.
+    #[test]
+    #[cfg_attr(miri, ignore = "it copies many MiB")]
+    fn a_ring_grows_for_large_messages_while_it_is_empty() {
+        for before in [0, 48, 100 << 10, 200 << 10] {
+            let mut both = Both::new(GROWN, CopyMode::Staged);
+            while both.sent < before {
+                both.send(1000.min((before - both.sent) as usize));
+                both.receive_all();
+            }
+            assert_eq!(both.send(16), 16);
+            assert!(both.send(GROWN) < AT_FIRST, "it was not empty");
+            both.receive_all();
+            assert!(both.takes_much());
+            for _ in 0..5 {
+                both.send(GROWN / 2);
+                both.receive(GROWN / 3);
+            }
+            both.receive_all();
+        }
+        let mut grown = Vec::new();
+        let mut small = loop {
+            let mut next = Both::new(GROWN, CopyMode::Staged);
+            if !next.takes_much() {
+                break next;
+            }
+            grown.push(next);
+            assert!(grown.len() <= MOST_GROWN);
+        };
+        drop(grown);
+        assert!(!small.takes_much(), "it stays small");
+        assert!(Both::new(GROWN, CopyMode::Staged).takes_much());
+    }
+
+    /// However the consumer cuts a part that is timed, the producer learns of its end, at the latest with the
+    /// next large part.
+    #[test]
+    fn the_consumer_tells_how_long_a_part_took() {
+        let whole = LEAST + 1000;
+        for pieces in [&[whole][..], &[48, whole], &[48, LEAST_TIMED, 100, whole], &[48, LEAST, 904, 48]] {
+            let mut both = Both::new(64 << 10, CopyMode::Auto);
+            both.send(whole);
+            let to = both.sent;
+            for &piece in pieces {
+                both.receive(piece);
+            }
+            both.receive_all();
+            both.send(LEAST);
+            both.receive_all();
+            let timed = &both.producer.memory.control().timed;
+            assert!(timed.to.load(Ordering::Relaxed) >= to, "{pieces:?}");
+            assert!(timed.ticks.load(Ordering::Relaxed) > 0 || cfg!(miri), "{pieces:?}");
+        }
+    }
+
+    /// What a peer writes to the words of times changes no byte.
+    #[test]
+    fn garbage_in_times_is_harmless() {
+        let words = [
+            std::mem::offset_of!(Control, head) + std::mem::offset_of!(HeadWords, timed_from),
+            std::mem::offset_of!(Control, head) + std::mem::offset_of!(HeadWords, timed_to),
+            std::mem::offset_of!(Control, timed) + std::mem::offset_of!(TimedWords, to),
+            std::mem::offset_of!(Control, timed) + std::mem::offset_of!(TimedWords, ticks),
+        ];
+        for garbage in [0, 1, u64::MAX / 2, u64::MAX] {
+            let mut both = Both::new(64 << 10, CopyMode::Auto);
+            for turn in 0..100 {
+                // SAFETY: the word is within the region and aligned, and this thread is the only one.
+                unsafe { both.region.at(words[turn % words.len()]).cast::<u64>().write(garbage) };
+                both.send(LEAST + turn);
+                both.receive(LEAST - turn);
+                both.receive_all();
+            }
+        }
+    }
 }

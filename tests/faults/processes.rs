@@ -78,7 +78,7 @@ pub(crate) fn ended_in_a_message() -> Outcome {
         job.stop(0);
         let since = now();
         job.all_name(&[1], 0, &STOPPED, since);
-        // Rank 1 has changed its buffer. Rank 0 must not take that for the message.
+        // Rank 1 has changed its buffer, and rank 0 has a part of the message.
         job.go_on(0);
         let failure = job.failure(0);
         assert_eq!(failure.culprit, Some(1), "{}", failure.text);

@@ -311,8 +311,8 @@ class Settings(TypedDict, total=False):
     """``auto``, ``tcp`` or ``shm``. All ranks use rank 0's value."""
 
     copy_mode: str | os.PathLike[str]
-    """How large private buffers are copied between processes: ``auto``, ``staged``, ``streamed``
-    or ``cma``. All ranks use rank 0's value.
+    """How large private buffers and messages are copied between processes: ``auto``, ``staged``,
+    ``streamed`` or ``cma`` (messages as with ``auto``). All ranks use rank 0's value.
     """
 
     algorithm: str | os.PathLike[str]

@@ -142,18 +142,25 @@ impl<M: Memory> Mapping<M> {
         self.file()?.reserve(self.at(range.start), range, deadline)
     }
 
-    pub(in crate::sys) fn populate(&self, range: Range<usize>) {
+    /// Maps the pages of a range, and allocates those that are not there. Fails on kernels before 5.14.
+    #[cfg(target_os = "linux")]
+    pub(in crate::sys) fn populate(&self, range: Range<usize>) -> io::Result<()> {
+        use rustix::mm::{Advice, madvise};
         assert!(range.end <= self.len);
-        #[cfg(target_os = "linux")]
-        {
-            use rustix::mm::{Advice, madvise};
-            // SAFETY: the range is within this mapping, and populating changes no byte.
-            let populated = unsafe { madvise(self.at(range.start).as_ptr().cast(), range.len(), Advice::LinuxPopulateWrite) };
-            // Kernels before 5.14 cannot, and a signal may interrupt it. Then pages are mapped when touched.
-            if let Err(error) = populated {
-                crate::log::debug!(%error, "cannot map pages before they are touched");
-            }
-        }
+        // SAFETY: the range is within this mapping, and populating changes no byte.
+        let populate = || unsafe { madvise(self.at(range.start).as_ptr().cast(), range.len(), Advice::LinuxPopulateWrite) };
+        rustix::io::retry_on_intr(populate).map_err(io::Error::from)
+    }
+
+    /// Other systems map pages when they are touched.
+    #[cfg(not(target_os = "linux"))]
+    pub(in crate::sys) fn populate(&self, _: Range<usize>) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(in crate::sys) fn provide(&self, range: Range<usize>) -> io::Result<()> {
+        check_memory(range.len())?;
+        self.populate(range)
     }
 
     pub(in crate::sys) fn close(&self) {

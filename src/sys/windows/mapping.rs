@@ -160,7 +160,13 @@ impl Mapping {
     }
 
     /// Does nothing: the system cannot.
-    pub(in crate::sys) fn populate(&self, _: Range<usize>) {}
+    pub(in crate::sys) fn populate(&self, _: Range<usize>) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(in crate::sys) fn provide(&self, _: Range<usize>) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     pub(in crate::sys) fn close(&self) {
         *self.section.lock() = None;
