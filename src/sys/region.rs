@@ -70,6 +70,10 @@ unsafe impl Sync for Region {}
 const LONG: Duration = Duration::from_secs(60);
 
 impl Region {
+    /// Whether [`Region::provide`] may succeed for memory of several processes: the system provides it when it
+    /// is needed, and can refuse it then.
+    pub(crate) const PROVIDES_LATER: bool = cfg!(target_os = "linux");
+
     /// Allocates memory for the ranks of this process.
     pub(crate) fn heap(len: usize) -> Region {
         Region::try_heap(len).unwrap_or_else(|| handle_alloc_error(Region::layout(len)))

@@ -13,8 +13,8 @@ use super::ring_link::{PeerWaker, RingLink};
 use crate::config::CopyMode;
 use crate::sys::{LocalStream, Region};
 
-/// Bytes of the memory of a link. Only Linux provides memory when it is needed and can refuse it then.
-const SIZE: usize = ring::pair_size(if cfg!(target_os = "linux") { ring::GROWN } else { ring::AT_FIRST });
+/// Bytes of the memory of a link.
+const SIZE: usize = ring::pair_size(if Region::PROVIDES_LATER { ring::GROWN } else { ring::AT_FIRST });
 
 /// Makes a link, and hands its memory to the peer at the other end of `stream`.
 pub(crate) fn offer(stream: LocalStream, copy_mode: CopyMode) -> io::Result<Box<dyn Link>> {
