@@ -246,7 +246,7 @@ impl Call {
         (elements * self.dtype.size()) as u64
     }
 
-    /// Whether the operation, of so many [`Call::bytes`], moves nothing on any rank.
+    /// Returns whether the operation moves nothing on any rank. `bytes` are its [`Call::bytes`].
     #[inline]
     pub(crate) fn is_empty(&self, bytes: u64) -> bool {
         bytes == 0 && !matches!(self.op, Op::Barrier | Op::AllToAllV)

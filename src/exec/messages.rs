@@ -233,8 +233,8 @@ impl Core {
     }
 }
 
-/// Bytes of the messages for which it pays to try [`Core::run_message_now`]. Longer ones are received while
-/// they are sent.
+/// Bytes of the messages for which it pays to try [`Core::run_message_now`]. A ring shows such a message, with
+/// its header, at once (`PORTION` and `SHORT_REST` there).
 const SHORT: usize = 16 << 10;
 
 impl Core {

@@ -52,6 +52,7 @@ impl Way {
     pub(super) unsafe fn copy(self, from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: passed on.
         unsafe {
+            // A header is of a line or two, which its consumer reads at once.
             match self.is_streamed && len >= LEAST / 2 {
                 true => reduce::copy_streaming(from, to, len),
                 false => reduce::copy(from, to, len),
