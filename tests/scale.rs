@@ -67,7 +67,7 @@ fn be_a_rank(rank: usize) {
     let given = vec![rank as u32 + 1; 1 << 18];
     let sums = vec![(RANKS * (RANKS + 1) / 2) as u32; given.len()];
     let mut data = given.clone();
-    // Every third communicator with a large operation, unless every case is tried: ranks take turns as
+    // Every seventh communicator with a large operation, unless every case is tried: ranks take turns as
     // the first one there as well.
     let (all, mut used) = (std::env::var_os("KOLO_TEST_ALL").is_some(), 0);
     let mut use_it = |comm: &Communicator| {
@@ -75,7 +75,7 @@ fn be_a_rank(rank: usize) {
         comm.all_reduce(&mut word, ReduceOp::Sum).unwrap();
         assert_eq!(word[0], (RANKS * (RANKS - 1) / 2) as u64);
         used += 1;
-        let len = if all || used % 3 == 1 { given.len() } else { 1 << 12 };
+        let len = if all || used % 7 == 1 { given.len() } else { 1 << 12 };
         data[..len].copy_from_slice(&given[..len]);
         comm.all_reduce(&mut data[..len], ReduceOp::Sum).unwrap();
         assert!(data[..len] == sums[..len]);

@@ -206,8 +206,10 @@ fn every_collective() {
             let large = [SLOT / 8, SLOT / 4 + 17, SLOT + 3];
             let sizes: Vec<usize> = [1, 2, 5, 100].into_iter().chain(large.into_iter().filter(|_| !cfg!(miri))).collect();
             for (round, &count) in sizes.iter().enumerate() {
-                for &op in OPS.iter() {
-                    for in_place in [false, true] {
+                for (i, &op) in OPS.iter().enumerate() {
+                    // Large ones in turns, unless every case is tried.
+                    let both = every_case() || count < 1000;
+                    for in_place in [false, true].into_iter().filter(|&it| both || it == (i + round).is_multiple_of(2)) {
                         rank_window.check(op, count, round % ranks, in_place, round as u64);
                     }
                 }
@@ -548,8 +550,14 @@ mod in_groups {
                     }
                 }
                 if ranks < if every_case() { 20 } else { 10 } && !cfg!(miri) {
-                    for count in [SLOT / 4 + 17, SLOT + 3] {
-                        OPS.iter().for_each(|&op| rank_window.check(op, count, 1, true, 3));
+                    for (i, &op) in OPS.iter().enumerate() {
+                        // One of them in each layout, unless every case is tried.
+                        let turn = (i + usize::from(ranks > 2)) % 2;
+                        for (_, count) in
+                            [SLOT / 4 + 17, SLOT + 3].into_iter().enumerate().filter(|it| every_case() || it.0 == turn)
+                        {
+                            rank_window.check(op, count, 1, true, 3);
+                        }
                     }
                 }
                 assert!(matches!(rank_window.window.layout, Layout::Groups(_)));

@@ -81,6 +81,32 @@ pub(crate) fn in_a_process(test: &str, variable: &str) {
     errors.lines().filter_map(|line| line.strip_prefix("NOT RUN: ")).for_each(not_run);
 }
 
+/// Starts a call on a thread of its own, and returns when the thread sleeps in it, or the call has
+/// ended. Where the system does not say which threads sleep, some time later.
+pub(crate) fn begin<'scope, T: Send + 'scope>(
+    scope: &'scope std::thread::Scope<'scope, '_>,
+    call: impl FnOnce() -> T + Send + 'scope,
+) -> std::thread::ScopedJoinHandle<'scope, T> {
+    let (begins, begun) = std::sync::mpsc::channel();
+    let thread = scope.spawn(move || {
+        begins.send(std::fs::read_link("/proc/thread-self").ok()).unwrap();
+        call()
+    });
+    match begun.recv().unwrap() {
+        Some(thread) => {
+            let stat = std::path::Path::new("/proc").join(thread).join("stat");
+            let sleeps = || {
+                let said = std::fs::read_to_string(&stat).unwrap_or_default();
+                // The state follows the name, which is in parentheses.
+                said.rsplit_once(')').is_none_or(|(_, fields)| fields.starts_with(" S"))
+            };
+            wait_until("the call neither waits nor ends", sleeps);
+        }
+        None => std::thread::sleep(Duration::from_millis(20)),
+    }
+    thread
+}
+
 /// Runs the cases of a test that waits, each on a thread of its own.
 pub(crate) fn at_once<T: Send>(cases: impl IntoIterator<Item = T>, body: impl Fn(T) + Sync) {
     std::thread::scope(|scope| {

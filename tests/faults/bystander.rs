@@ -3,6 +3,7 @@
 
 use std::ops::DerefMut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use kolo::{Communicator, Error, ReduceOp};
 
@@ -127,10 +128,12 @@ pub(crate) fn beside_an_operation(comm: &Communicator) -> Error {
 trait Buffer: DerefMut<Target = [u64]> + Send {}
 impl<B: DerefMut<Target = [u64]> + Send> Buffer for B {}
 
-/// Writes memory and counts the words that have changed afterwards.
+/// Writes memory and counts the words that have changed a moment later. Most of the time is in the
+/// moment: nothing is written unseen, and the processors are left to others.
 fn wrong_words(memory: &mut [u64]) -> usize {
     static ROUND: AtomicU64 = AtomicU64::new(1);
     let round = ROUND.fetch_add(1, Ordering::Relaxed);
     memory.fill(round);
+    std::thread::sleep(Duration::from_millis(10));
     std::hint::black_box(&mut *memory).iter().filter(|&&word| word != round).count()
 }

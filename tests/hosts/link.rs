@@ -204,13 +204,28 @@ fn connections() -> BTreeMap<[SocketAddr; 2], String> {
     found
 }
 
+/// What ranks give repeats after this many elements: a prime number, so that nothing that is out of
+/// place has the elements of its place.
+const PERIOD: usize = 1021;
+
 /// What rank `rank` gives as element `i`. Sums of these are exact.
 fn element(rank: usize, i: usize) -> f32 {
-    ((rank * 31 + i) % 1021) as f32
+    ((rank * 31 + i) % PERIOD) as f32
 }
 
-fn elements(rank: usize, range: std::ops::Range<usize>) -> Vec<f32> {
-    range.map(|i| element(rank, i)).collect()
+/// Returns elements that repeat after [`PERIOD`], of which only the first ones are computed.
+fn repeated(range: std::ops::Range<usize>, element: impl Fn(usize) -> f32) -> Vec<f32> {
+    let mut elements = (range.start..range.start + PERIOD).map(element).collect::<Vec<_>>().repeat(range.len().div_ceil(PERIOD));
+    elements.truncate(range.len());
+    elements
+}
+
+pub(crate) fn elements(rank: usize, range: std::ops::Range<usize>) -> Vec<f32> {
+    repeated(range, |i| element(rank, i))
+}
+
+pub(crate) fn sums(world: usize, range: std::ops::Range<usize>) -> Vec<f32> {
+    repeated(range, |i| (0..world).map(|rank| element(rank, i)).sum())
 }
 
 /// Runs one collective and checks its result.
@@ -218,8 +233,7 @@ pub(crate) fn run(comm: &Communicator, op: Op) {
     let (rank, world) = (comm.rank(), comm.world_size());
     let all = world * BLOCK;
     let block = |of: usize| of * BLOCK..(of + 1) * BLOCK;
-    let sums =
-        |range: std::ops::Range<usize>| -> Vec<f32> { range.map(|i| (0..world).map(|rank| element(rank, i)).sum()).collect() };
+    let sums = |range| sums(world, range);
     let mine = elements(rank, 0..all);
     let root = 0;
     // Each host's sum and the result are rounded to 1/127 of the largest of their blocks.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use kolo::{Communicator, ReduceOp};
 
-use crate::link::{OPS, counters, run};
+use crate::link::{OPS, counters, elements, run, sums};
 
 /// Elements of a long operation: some seconds over a slow link.
 const LONG: usize = 4 << 20;
@@ -32,17 +32,10 @@ pub(crate) fn rank() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What this rank gives as element `i`. Sums of these are exact.
-fn element(rank: usize, i: usize) -> f32 {
-    ((rank * 31 + i) % 1021) as f32
-}
-
 fn all_reduce(comm: &Communicator) {
-    let mut buf: Vec<f32> = (0..LONG).map(|i| element(comm.rank(), i)).collect();
+    let mut buf = elements(comm.rank(), 0..LONG);
     comm.all_reduce(&mut buf, ReduceOp::Sum).unwrap();
-    let sum = |i| (0..comm.world_size()).map(|rank| element(rank, i)).sum::<f32>();
-    let is_right = buf.iter().enumerate().all(|(i, &got)| got == sum(i));
-    assert!(is_right, "a wrong sum");
+    assert!(buf == sums(comm.world_size(), 0..LONG), "a wrong sum");
 }
 
 /// Says the median time of an operation, and which part of the bytes the second interface carries.

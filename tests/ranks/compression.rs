@@ -388,7 +388,10 @@ fn errors_are_smaller_than_those_of_other_ways_to_send_16_bits() {
         (world, numbers, sums, exact)
     });
     for wire in HALVES {
-        for &(world, numbers, ref sums, exact) in &worlds {
+        // Each way in two worlds, unless every case is tried.
+        for &(world, numbers, ref sums, exact) in
+            worlds.iter().skip(usize::from(wire == HALVES[0])).step_by(if all() { 1 } else { 2 })
+        {
             let compressed = deviation(numbers, sums, |builder| builder.wire_dtype(wire), sum);
             let reducer = deviation(numbers, sums, |builder| builder.wire_dtype(wire), by_the_reducer);
             // The unit of rounding.

@@ -306,8 +306,9 @@ fn errors_are_those_of_the_documentation() {
     println!("| numbers | int8 | f8e4m3 | bf16 | one scale | f32 |\n|---|---|---|---|---|---|");
     for kind in ["normal", "heavy tails", "one outlier"] {
         let mut worst = [(0f64, 0f64); 5];
+        let of_all: Vec<Vec<f32>> = (0..16).map(|rank| measured(kind, rank)).collect();
         for world in [2, 4, 8, 16] {
-            let parts: Vec<Vec<f32>> = (0..world).map(|rank| measured(kind, rank)).collect();
+            let parts = &of_all[..world];
             let exact = sums(world, |rank| parts[rank].clone());
             let mut found = Vec::new();
             for wire in [WireDType::Int8, WireDType::F8E4M3, WireDType::BF16, WireDType::F32] {
@@ -347,8 +348,11 @@ fn errors_are_those_of_the_documentation() {
 #[test]
 fn error_feedback_sends_later_what_a_step_leaves_out() {
     let sizes = [20_000, 3, 9_001];
-    for hosts in [&[0usize, 1][..], &[0, 0, 1, 1], &[0, 1, 0, 2, 2]] {
-        for wire in [WireDType::Int8, WireDType::F8E4M3, WireDType::BF16] {
+    let layouts = [&[0usize, 1][..], &[0, 0, 1, 1], &[0, 1, 0, 2, 2]];
+    for (layout, hosts) in layouts.into_iter().enumerate() {
+        // In turns, unless every case is tried.
+        let wires = [WireDType::Int8, WireDType::F8E4M3, WireDType::BF16].into_iter().enumerate();
+        for (_, wire) in wires.filter(|&(i, _)| all() || i == layout) {
             let found = Mutex::new(Vec::new());
             for feeds_back in [false, true] {
                 on_hosts(
@@ -360,11 +364,12 @@ fn error_feedback_sends_later_what_a_step_leaves_out() {
                         let builder = if feeds_back { builder.hook(ErrorFeedback::new()) } else { builder };
                         let mut reducer = builder.build(&comm).unwrap();
                         let gradient = |rank: usize, index: usize| numbers(index as u64, rank, sizes[index]);
+                        let mine = [0, 1, 2].map(|index| gradient(comm.rank(), index));
                         let mut delivered: Vec<Vec<f64>> = sizes.iter().map(|&size| vec![0.0; size]).collect();
                         for _ in 0..steps {
                             let step = reducer.begin().unwrap();
                             for index in (0..sizes.len()).rev() {
-                                step.put(index, &gradient(comm.rank(), index)).unwrap();
+                                step.put(index, &mine[index]).unwrap();
                             }
                             step.finish().unwrap();
                             for (index, delivered) in delivered.iter_mut().enumerate() {

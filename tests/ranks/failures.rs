@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::common::{Barrier, at_once, on_every_transport, run};
+use crate::common::{Barrier, at_once, begin, on_every_transport, run};
 use kolo::{Cause, Error, Op, ReduceOp, Transport, Waited};
 
 /// Far less than the deadline of an operation, far more than a report takes.
@@ -23,7 +23,7 @@ fn an_abort_ends_the_waits_of_all() {
         if me == 2 {
             std::thread::scope(|scope| {
                 // This call waits for a rank that does not send.
-                let blocked = scope.spawn(|| soon(|| comm.recv(&mut [0u8; 4], 0)));
+                let blocked = begin(scope, || soon(|| comm.recv(&mut [0u8; 4], 0)));
                 let receive = comm.start_recv(vec![0u8; 4], 1).unwrap();
                 assert!(matches!(receive.wait_timeout(Duration::from_millis(20)), Ok(Waited::Pending(_))));
                 soon(|| comm.abort());
@@ -224,8 +224,8 @@ fn a_rank_that_leaves_says_so_to_ranks_that_have_just_connected() {
 /// Rank 0 leaves when its messages fill the memory of the link.
 #[test]
 fn a_rank_whose_messages_fill_the_link_says_that_it_leaves() {
-    // The sizes of rings on the heap and between processes, less the header of the message.
-    let rings = [128 << 10, 256 << 10].map(|ring: usize| ring - 48);
+    // The sizes of rings as they are made and as they grow, less the header of the message.
+    let rings = [128 << 10, 2 << 20].map(|ring: usize| ring - 48);
     // The whole ring, and the ring without the space that a link reserves for its last message.
     at_once(rings.into_iter().flat_map(|ring| [ring, ring - 64]), |len| {
         let has_left = Barrier::new(2);

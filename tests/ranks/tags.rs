@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kolo::{Cause, Communicator, Error, ReduceOp, Transport, Unmatched};
 
-use crate::common::{Barrier, DEADLINE, all, on_every_transport, random, run};
+use crate::common::{Barrier, DEADLINE, all, at_once, on_every_transport, random, run};
 
 const WORLD: usize = 3;
 
@@ -104,7 +104,7 @@ fn exchange(comm: &Communicator, seed: u64) {
 
 #[test]
 fn messages_find_their_receives_by_tag_in_any_order() {
-    let seeds = if all() { 300 } else { 25 };
+    let seeds = if all() { 300 } else { 12 };
     let seed = std::process::id() as u64 * 1000;
     on_every_transport(WORLD, |comm| {
         for seed in seed..seed + seeds {
@@ -203,8 +203,7 @@ fn unmatched(result: kolo::Result<()>) -> (usize, Unmatched, String) {
 
 #[test]
 fn a_receive_of_a_tag_that_does_not_come_names_those_that_wait() {
-    let done = Barrier::new(2);
-    let waits = |comm: &Communicator, size: usize| {
+    let waits = |comm: &Communicator, size: usize, done: &Barrier| {
         if comm.rank() == 0 {
             let sent = [5, 9, 7, 7].map(|tag| comm.start_send_tagged(vec![1u8; size], 1, tag).unwrap());
             done.wait();
@@ -225,10 +224,11 @@ fn a_receive_of_a_tag_that_does_not_come_names_those_that_wait() {
         }
         done.wait();
     };
-    for size in [4, 30 << 20] {
-        run(2, |_, builder| builder.timeout(DEADLINE), |comm| waits(&comm, size));
-        run(2, |_, builder| builder.timeout(DEADLINE).transport(Transport::Tcp), |comm| waits(&comm, size));
-    }
+    let cases = [4, 30 << 20].into_iter().flat_map(|size| [Transport::Auto, Transport::Tcp].map(|transport| (size, transport)));
+    at_once(cases, |(size, transport)| {
+        let done = Barrier::new(2);
+        run(2, |_, builder| builder.timeout(DEADLINE).transport(transport), |comm| waits(&comm, size, &done));
+    });
 }
 
 /// The message is larger than a link.
@@ -379,14 +379,14 @@ fn a_rank_sends_to_itself() {
                 comm.recv(&mut got, me).unwrap();
             }
             // A larger one goes beside its receive, whichever begins first.
-            let words = vec![7u64; 10 << 20];
+            let bytes = vec![7u8; 65 << 20];
             let (send, recv) =
-                (|| comm.start_send(words.clone(), me).unwrap(), || comm.start_recv(vec![0u64; 10 << 20], me).unwrap());
+                (|| comm.start_send(bytes.clone(), me).unwrap(), || comm.start_recv(vec![0u8; 65 << 20], me).unwrap());
             let (first, second) = (send(), recv());
-            assert!(second.wait().unwrap() == words);
+            assert!(second.wait().unwrap() == bytes);
             first.wait().unwrap();
             let (first, second) = (recv(), send());
-            assert!(first.wait().unwrap() == words);
+            assert!(first.wait().unwrap() == bytes);
             second.wait().unwrap();
             let mut got = [0u64; 2];
             comm.send_recv(&[1u64, 2], me, &mut got, me).unwrap();

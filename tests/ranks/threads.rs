@@ -4,23 +4,16 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::common::{on_every_transport, random};
+use crate::common::{begin, on_every_transport, random};
 use kolo::{Cause, Communicator, Error, ReduceOp};
 
-/// How long a test lets another thread's call begin before it makes its own. In some tests the
-/// order of the two matters: that thread has nothing left to do but the call.
+/// How long the other rank is late, so that calls of this one wait for it.
 const A_MOMENT: Duration = Duration::from_millis(20);
 
-/// Runs two calls at once; the second begins a moment after the thread of the first has come to its call.
+/// Runs two calls at once; the second begins when the first waits or has ended.
 fn one_after_the_other<A: Send, B>(first: impl FnOnce() -> A + Send, second: impl FnOnce() -> B) -> (A, B) {
-    let (begins, begun) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        let first = scope.spawn(move || {
-            begins.send(()).unwrap();
-            first()
-        });
-        begun.recv().unwrap();
-        std::thread::sleep(A_MOMENT);
+        let first = begin(scope, first);
         let second = second();
         (first.join().unwrap(), second)
     })
@@ -217,8 +210,7 @@ fn ends(end: impl Fn(Communicator) + Sync, is_expected: impl Fn(&Error) -> bool 
             || comm.recv(&mut first, 1),
             || {
                 std::thread::scope(|scope| {
-                    let third = scope.spawn(|| comm.recv(&mut second, 1));
-                    std::thread::sleep(A_MOMENT);
+                    let third = begin(scope, || comm.recv(&mut second, 1));
                     both.wait();
                     third.join().unwrap()
                 })
@@ -257,8 +249,7 @@ fn an_abort_ends_the_calls_of_all_threads() {
             || comm.recv(&mut first, other),
             || {
                 std::thread::scope(|scope| {
-                    let third = scope.spawn(|| comm.send(&second, other));
-                    std::thread::sleep(A_MOMENT);
+                    let third = begin(scope, || comm.send(&second, other));
                     comm.abort();
                     third.join().unwrap()
                 })

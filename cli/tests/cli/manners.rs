@@ -226,14 +226,14 @@ fn lines_fit_a_terminal() {
         with(&[command, "-h"]);
         with(&[command, "--no-such-option"]);
     }
-    let op = ["all_reduce", "--sizes", "8,1M", "--iters", "1", "--warmup", "0", "--redop", "product", "--check"];
+    let op = ["all_reduce", "--sizes", "8,100K", "--iters", "1", "--warmup", "0", "--redop", "product", "--check"];
     with(&[&["run", "-n", "3", "--", "bench"], &op[..], &["--transport", "tcp"]].concat());
     with(&["bench", "broadcast", "--sizes", "3,8", "--root", "1"]);
     let plan = ["plan", "all_reduce", "--ranks", "64", "--hosts", "16", "--racks", "4"];
     with(&plan);
     with(&[&plan[..], &["--simulate"]].concat());
     with(&["plan", "no_such_operation", "--ranks", "4"]);
-    with(&["compare", "--rounds", "2", "--sizes", "8,1M", "--with", "openmpi,mpich,gloo,bounds"]);
+    with(&["compare", "--rounds", "2", "--sizes", "8,100K", "--with", "openmpi,mpich,gloo,bounds"]);
     with(&["compare", "--with", "glo"]);
     with(&["soak", "--minutes", "0", "--seed", "1"]);
     with(&["doctor"]);

@@ -37,7 +37,7 @@ pub(crate) use refusals::refused_calls;
 pub(crate) use sockets::{another_user, be_a_stranger, connect_locally, listeners, replayed};
 
 /// Most tests wait most of the time.
-pub(crate) const TESTS_AT_ONCE: usize = 4;
+pub(crate) const TESTS_AT_ONCE: usize = 8;
 
 /// The causes that peers report for a stopped process, what their message says, and what the log
 /// says before.
@@ -173,7 +173,7 @@ fn work_under_signals(comm: &Communicator) -> Task {
     drop(comm.alloc::<u64>(4 << 20)?);
     // The barrier and the agreement of an allocation have sequence numbers too.
     let calls = Calls { comm, seq: 2 };
-    collectives(calls, Duration::from_secs(3), usize::MAX)?;
+    collectives(calls, Duration::from_secs(1), usize::MAX)?;
     say(&format!("signals {}", SIGNALS.load(Ordering::Relaxed)));
     Ok(())
 }
