@@ -1,7 +1,7 @@
 //! The reduction kernels, and a copy of as many bytes as the bound that memory sets. Throughput
 //! counts the input.
 //!
-//! `cargo bench --bench kernels`
+//! `cargo bench -p kolo-benches --bench kernels`
 
 #![expect(missing_docs, reason = "the macros of criterion make a public function")]
 

@@ -1,7 +1,7 @@
 //! The time to estimate the cost of every algorithm of a collective. The cost model generates
 //! schedules of up to 256 ranks.
 //!
-//! `cargo bench --bench plans`
+//! `cargo bench -p kolo-benches --bench plans`
 
 #![expect(missing_docs, reason = "the macros of criterion make a public function")]
 

@@ -8,6 +8,7 @@ use super::level::Level;
 use super::{Kernel, copy, normalise_bools, reduce_local};
 use crate::error::{ArgumentError, Error};
 use crate::float8::{f8e4m3, f8e5m2};
+use crate::sys::every_case;
 use crate::types::{DType, Element, ReduceOp};
 
 /// One element of the result, in the obvious arithmetic.
@@ -134,7 +135,7 @@ fn compare<T: Obvious>(seed: u64, parts: usize, count: usize, in_place: Option<u
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 64 }))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else if every_case() { 64 } else { 32 }))]
 
     #[test]
     fn kernels_compute_what_one_would(
