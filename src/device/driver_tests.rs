@@ -839,7 +839,7 @@ fn a_later_call_on_another_stream_goes_on() {
         if process.rank == 0 {
             let held = process.device.hold_back(other);
             for stream in [other, process.stream] {
-                let call = process.bound(&process.in_place(COUNT, memory, Some(Duration::from_millis(300))), stream);
+                let call = process.bound(&process.in_place(COUNT, memory, Some(Duration::from_secs(3))), stream);
                 // SAFETY: the memory is never freed.
                 unsafe { process.comm.exec.submit_checked(&call) }.unwrap();
             }

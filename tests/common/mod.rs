@@ -51,7 +51,8 @@ pub(crate) fn not_run(why: &str) {
     std::io::stderr().write_all(format!("NOT RUN: {why}\n").as_bytes()).unwrap();
 }
 
-/// Connects `world` ranks through a new store, each on its own thread, and runs `body` on each.
+/// Connects `world` ranks through a new store, each on its own thread, and runs `body` on each when all
+/// have connected: a failure ends the start of a rank that is late.
 pub(crate) fn run(
     world: usize,
     options: impl Fn(usize, kolo::Builder) -> kolo::Builder + Sync,
@@ -59,13 +60,15 @@ pub(crate) fn run(
 ) {
     static STORES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     let number = STORES.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let all_are_there = Barrier::new(world);
     std::thread::scope(|scope| {
         for rank in 0..world {
-            let (options, body) = (&options, &body);
+            let (options, body, all_are_there) = (&options, &body, &all_are_there);
             scope.spawn(move || {
                 let builder = Communicator::builder().rank(rank).world_size(world).store(format!("hash://test-{number}"));
-                let builder = builder.start_timeout(START);
-                body(options(rank, builder).connect().unwrap());
+                let comm = options(rank, builder.start_timeout(START)).connect().unwrap();
+                all_are_there.wait();
+                body(comm);
             });
         }
     });

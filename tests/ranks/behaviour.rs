@@ -7,7 +7,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use crate::common;
-use crate::common::{Barrier, PATIENCE, on_every_transport, run};
+use crate::common::{Barrier, DEADLINE, PATIENCE, at_once, on_every_transport, run};
 use kolo::raw::{RawCall, run_together};
 use kolo::{ArgumentError, Cause, Communicator, DType, Error, Op, ReduceOp, Transport, Waited, Work, WorkError};
 
@@ -731,6 +731,7 @@ fn all_ranks_name_the_one_that_differs() {
 /// In shared memory, the next call shows that ranks made different calls of no elements.
 #[test]
 fn a_call_of_no_elements_that_differs_is_noticed() {
+    let all_have_called = Barrier::new(4);
     run(
         4,
         |_, builder| builder,
@@ -742,6 +743,8 @@ fn a_call_of_no_elements_that_differs_is_noticed() {
                 1 => comm.broadcast::<f32>(&mut [], 0).unwrap(),
                 _ => comm.all_reduce::<f32>(&mut [], ReduceOp::Sum).unwrap(),
             }
+            // The failure ends the call of a rank that is late.
+            all_have_called.wait();
             let error = comm.all_reduce(&mut [1u64], ReduceOp::Sum).expect_err("the calls differ");
             assert_eq!(error.culprit(), Some(1), "rank {}: {error}", comm.rank());
             let text = error.to_string();
@@ -779,11 +782,11 @@ fn counts_of_a_pair_that_differ_are_an_error() {
 fn a_rank_that_makes_no_call_is_named_at_the_deadline() {
     let options = |transport: Option<Transport>| {
         move |_: usize, builder: kolo::Builder| {
-            let builder = builder.timeout(Duration::from_millis(300));
+            let builder = builder.timeout(DEADLINE);
             if let Some(transport) = transport { builder.transport(transport) } else { builder }
         }
     };
-    for transport in [None, Some(Transport::Tcp)] {
+    at_once([None, Some(Transport::Tcp)], |transport| {
         let all_have_failed = Barrier::new(3);
         run(3, options(transport), |comm| {
             if comm.rank() == 1 {
@@ -799,7 +802,7 @@ fn a_rank_that_makes_no_call_is_named_at_the_deadline() {
             assert!(began.elapsed() < PATIENCE);
             all_have_failed.wait();
         });
-    }
+    });
 }
 
 #[test]
@@ -822,11 +825,8 @@ fn a_communicator_with_work_outstanding_can_be_dropped() {
     let have_looked = Barrier::new(2);
     on_every_transport(2, |comm| {
         let began = Instant::now();
-        // Only rank 0 receives, and only rank 1 reduces, so neither operation can end.
-        let work = match comm.rank() {
-            0 => comm.start_recv(vec![0u8; 4], 1).unwrap(),
-            _ => comm.start_all_reduce(vec![0u8; 4], ReduceOp::Sum).unwrap(),
-        };
+        // Neither rank sends, so neither operation can end.
+        let work = comm.start_recv(vec![0u8; 4], 1 - comm.rank()).unwrap();
         assert!(!work.is_finished());
         // The work of one fails when the other drops its communicator.
         have_looked.wait();

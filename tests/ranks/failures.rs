@@ -135,16 +135,22 @@ fn a_rank_that_left_is_named_by_ranks_that_wait_for_a_receive_from_any_rank() {
 /// makes no call.
 #[test]
 fn a_receive_from_any_rank_names_the_rank_that_left() {
-    let (all_are_there, has_failed) = (Barrier::new(3), Barrier::new(2));
+    let (has_left, has_failed) = (Barrier::new(2), Barrier::new(2));
     let options = |_: usize, builder: kolo::Builder| builder.transport(Transport::Tcp).timeout(Duration::from_millis(600));
     run(3, options, |comm| {
-        all_are_there.wait();
         match comm.rank() {
-            1 => match comm.recv_any(&mut [0u8; 4]) {
-                Err(Error::Peer { rank: 2, cause: Cause::Left { .. } | Cause::Gone, .. }) => {}
-                other => panic!("{other:?}"),
-            },
-            2 => return,
+            1 => {
+                has_left.wait();
+                match comm.recv_any(&mut [0u8; 4]) {
+                    Err(Error::Peer { rank: 2, cause: Cause::Left { .. } | Cause::Gone, .. }) => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+            2 => {
+                drop(comm);
+                has_left.wait();
+                return;
+            }
             _ => {}
         }
         has_failed.wait();
@@ -338,12 +344,12 @@ fn a_receive_that_fails_is_told_as_a_receive() {
 /// rank for which they wait.
 #[test]
 fn at_the_deadline_all_name_the_rank_for_which_all_wait() {
-    for algorithm in [kolo::Algorithm::Ring, kolo::Algorithm::RecursiveDoubling, kolo::Algorithm::Binomial] {
+    at_once([kolo::Algorithm::Ring, kolo::Algorithm::RecursiveDoubling, kolo::Algorithm::Binomial], |algorithm| {
         let all_have_failed = Barrier::new(6);
         let options = |rank: usize, builder: kolo::Builder| {
             // The deadlines pass in another order than the one in which the ranks wait for each
             // other.
-            let timeout = Duration::from_millis([900, 900, 700, 500, 1100, 600][rank]);
+            let timeout = Duration::from_millis([4500, 4500, 3500, 2500, 5500, 3000][rank]);
             builder.algorithm(algorithm).transport(Transport::Tcp).timeout(timeout)
         };
         run(6, options, |comm| {
@@ -355,7 +361,7 @@ fn at_the_deadline_all_name_the_rank_for_which_all_wait() {
             }
             all_have_failed.wait();
         });
-    }
+    });
 }
 
 /// Rank 2 does not make the call, because it waits for another rank in another communicator.

@@ -18,7 +18,7 @@ use crate::wait::free_port;
 /// Rank 1 reserves registered memory and is interrupted each time. Its peers have a longer
 /// deadline, a shorter one or the same.
 pub(crate) fn no_memory_in_time() -> Outcome {
-    for (own, others, causes) in [(1, 600, &["Failed"][..]), (4, 1, &["Silent"]), (1, 1, &["Failed", "Silent"])] {
+    for (own, others, causes) in [(2, 600, &["Failed"][..]), (5, 2, &["Silent"]), (2, 2, &["Failed", "Silent"])] {
         let mut job = Job::start("slow memory", 3, others * 1000, |rank, command| {
             if rank == 1 {
                 command.env(DEADLINE, (own * 1000).to_string());
