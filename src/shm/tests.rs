@@ -553,9 +553,8 @@ mod in_groups {
                     for (i, &op) in OPS.iter().enumerate() {
                         // One of them in each layout, unless every case is tried.
                         let turn = (i + usize::from(ranks > 2)) % 2;
-                        for (_, count) in
-                            [SLOT / 4 + 17, SLOT + 3].into_iter().enumerate().filter(|it| every_case() || it.0 == turn)
-                        {
+                        let sizes = [SLOT / 4 + 17, SLOT + 3];
+                        for &count in if every_case() { &sizes[..] } else { &sizes[turn..=turn] } {
                             rank_window.check(op, count, 1, true, 3);
                         }
                     }

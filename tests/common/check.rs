@@ -3,6 +3,7 @@
 
 use kolo::{Communicator, DType, Op, ReduceOp, Result, bf16, f8e4m3, f8e5m2, f16};
 
+use super::pattern::{PERIOD, repeated};
 use super::random;
 use super::value::Value;
 
@@ -82,19 +83,6 @@ fn check_typed<T: Value>(comm: &Communicator, case: Case) -> Result<()> {
     if case.op == Op::AllReduce { rank.check_same_bits(&got) } else { Ok(()) }
 }
 
-/// The inputs repeat after this many elements: a prime number, so that no chunk or segment that is out of
-/// place has the elements of its place.
-const PERIOD: usize = 1021;
-
-/// Returns elements that repeat after [`PERIOD`], of which only the first ones are computed.
-fn repeated<T: Value>(len: usize, of: impl Fn(usize) -> T) -> Vec<T> {
-    let mut elements: Vec<T> = (0..len.min(PERIOD)).map(of).collect();
-    while elements.len() < len {
-        elements.extend_from_within(..elements.len().min(len - elements.len()));
-    }
-    elements
-}
-
 /// What a rank has after a collective, and what it should have.
 struct Outcome<T> {
     got: Vec<T>,
@@ -156,7 +144,7 @@ impl Rank<'_> {
     }
 
     fn values<T: Value>(&self, rank: usize, len: usize) -> Vec<T> {
-        repeated(len, |i| self.value(rank, i))
+        repeated(0..len, |i| self.value(rank, i))
     }
 
     fn mine<T: Value>(&self, len: usize) -> Vec<T> {
@@ -171,7 +159,7 @@ impl Rank<'_> {
     /// The elements `range` of the reduction of all ranks' inputs.
     fn reduction<T: Value>(&self, range: std::ops::Range<usize>) -> Vec<T> {
         let reduced = |i| T::reduce(&(0..self.world).map(|rank| self.value(rank, i)).collect::<Vec<_>>(), self.case.redop);
-        repeated(range.len(), |i| reduced(range.start + i))
+        repeated(range, reduced)
     }
 
     /// The blocks of all ranks, of `count` elements each, side by side.

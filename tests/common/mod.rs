@@ -6,6 +6,7 @@
 mod barrier;
 mod check;
 pub(crate) mod gradients;
+mod pattern;
 mod value;
 mod wait;
 

@@ -9,6 +9,8 @@ use std::process::{Command, ExitCode};
 
 use kolo::{Communicator, Op, ReduceOp, WireDType};
 
+use crate::pattern::{PERIOD, repeated};
+
 /// Elements of a block, so that a buffer has some MiB.
 const BLOCK: usize = 96 << 10;
 
@@ -204,20 +206,9 @@ fn connections() -> BTreeMap<[SocketAddr; 2], String> {
     found
 }
 
-/// What ranks give repeats after this many elements: a prime number, so that nothing that is out of
-/// place has the elements of its place.
-const PERIOD: usize = 1021;
-
 /// What rank `rank` gives as element `i`. Sums of these are exact.
 fn element(rank: usize, i: usize) -> f32 {
     ((rank * 31 + i) % PERIOD) as f32
-}
-
-/// Returns elements that repeat after [`PERIOD`], of which only the first ones are computed.
-fn repeated(range: std::ops::Range<usize>, element: impl Fn(usize) -> f32) -> Vec<f32> {
-    let mut elements = (range.start..range.start + PERIOD).map(element).collect::<Vec<_>>().repeat(range.len().div_ceil(PERIOD));
-    elements.truncate(range.len());
-    elements
 }
 
 pub(crate) fn elements(rank: usize, range: std::ops::Range<usize>) -> Vec<f32> {

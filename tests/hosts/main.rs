@@ -10,6 +10,9 @@ mod link;
 #[cfg(target_os = "linux")]
 mod loopback;
 #[cfg(target_os = "linux")]
+#[path = "../common/pattern.rs"]
+mod pattern;
+#[cfg(target_os = "linux")]
 mod rails;
 #[cfg(target_os = "linux")]
 #[path = "../common/runner.rs"]

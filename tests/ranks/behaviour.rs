@@ -822,19 +822,26 @@ fn a_rank_that_leaves_is_named_with_its_last_operation() {
 
 #[test]
 fn a_communicator_with_work_outstanding_can_be_dropped() {
-    let have_looked = Barrier::new(2);
-    on_every_transport(2, |comm| {
-        let began = Instant::now();
-        // Neither rank sends, so neither operation can end.
-        let work = comm.start_recv(vec![0u8; 4], 1 - comm.rank()).unwrap();
-        assert!(!work.is_finished());
-        // The work of one fails when the other drops its communicator.
-        have_looked.wait();
-        drop(comm);
-        let error = work.wait().unwrap_err();
-        assert!(matches!(error.error(), Error::Aborted { .. } | Error::Peer { .. } | Error::Mismatch { .. }), "{error}");
-        assert!(began.elapsed() < PATIENCE);
-    });
+    let have_looked = Barrier::new(3);
+    for receives in [true, false] {
+        on_every_transport(3, |comm| {
+            let began = Instant::now();
+            // Rank 2 makes no call, and no rank sends what another receives, so no operation can end.
+            let work = match comm.rank() {
+                2 => None,
+                rank if receives => Some(comm.start_recv(vec![0u8; 4], 1 - rank).unwrap()),
+                _ => Some(comm.start_all_reduce(vec![0u8; 4], ReduceOp::Sum).unwrap()),
+            };
+            assert!(work.as_ref().is_none_or(|work| !work.is_finished()));
+            // The work of a rank fails when it or another one drops its communicator.
+            have_looked.wait();
+            drop(comm);
+            let Some(work) = work else { return };
+            let error = work.wait().unwrap_err();
+            assert!(matches!(error.error(), Error::Aborted { .. } | Error::Peer { .. }), "{error}");
+            assert!(began.elapsed() < PATIENCE);
+        });
+    }
 }
 
 #[test]

@@ -78,6 +78,12 @@ fn in_racks(racks: usize, per_host: usize) -> impl Fn(usize, kolo::Builder) -> k
     }
 }
 
+/// These counts and a large one: each operation has the large one in every third layout or world, unless
+/// every case is tried.
+fn counts<const N: usize>(others: [usize; N], turn: usize) -> impl Iterator<Item = usize> {
+    others.into_iter().chain((common::all() || turn.is_multiple_of(3)).then_some(70_001))
+}
+
 /// Out of place and in place; the largest counts in turns, unless every case is tried.
 fn forms(round: usize, count: usize) -> impl Iterator<Item = bool> {
     let in_turns = count > 10_000 && !common::all();
@@ -100,9 +106,7 @@ fn every_operation_across_racks() {
             };
             run(world, options, |comm| {
                 for (round, op) in common::ops().into_iter().enumerate() {
-                    // Of the largest counts each operation has one in every third layout, unless every case is tried.
-                    let large = (common::all() || (round + layout).is_multiple_of(3)).then_some(70_001);
-                    for count in [0, 1, 1000].into_iter().chain(large) {
+                    for count in counts([0, 1, 1000], round + layout) {
                         for in_place in forms(round, count) {
                             let seed = random(round as u64, count as u64);
                             let root = seed as usize % world;
@@ -143,7 +147,6 @@ fn two_levels_are_chosen_where_racks_are_known() {
 /// Every algorithm over messages, for every operation that has it, in worlds of several sizes.
 #[test]
 fn every_algorithm_of_every_operation() {
-    // Of the largest counts each operation has one in a world, unless every case is tried.
     for world in if common::all() { vec![2, 3, 4, 5, 6, 7, 8, 9] } else { vec![2, 4, 7] } {
         for algorithm in Algorithm::ALL {
             run(
@@ -151,8 +154,7 @@ fn every_algorithm_of_every_operation() {
                 |_, builder| builder.algorithm(*algorithm),
                 |comm| {
                     for (round, op) in common::ops().into_iter().enumerate() {
-                        let large = (common::all() || (round + world).is_multiple_of(3)).then_some(70_001);
-                        for count in [0, 1, world - 1, 1000].into_iter().chain(large) {
+                        for count in counts([0, 1, world - 1, 1000], round + world) {
                             let seed = random(round as u64, count as u64);
                             let (root, in_place) = (seed as usize % world, seed.is_multiple_of(3));
                             let case = Case { op, dtype: DType::F32, redop: ReduceOp::Average, count, root, in_place, seed };
@@ -169,7 +171,6 @@ fn every_algorithm_of_every_operation() {
 /// each other or do not.
 #[test]
 fn every_operation_across_hosts() {
-    // Of the largest counts each operation has one in every third layout, unless every case is tried.
     let layouts = [&[0usize, 0, 1, 1][..], &[0, 1, 0, 1, 0, 1], &[0, 0, 0, 1, 1, 1], &[1, 0, 0, 0, 2, 2], &[0, 1, 1, 1, 1]];
     for (layout, hosts) in layouts.into_iter().enumerate() {
         let options =
@@ -177,8 +178,7 @@ fn every_operation_across_hosts() {
         let world = hosts.len();
         run(world, options, |comm| {
             for (round, op) in common::ops().into_iter().enumerate() {
-                let large = (common::all() || (round + layout).is_multiple_of(3)).then_some(70_001);
-                for count in [0, 1, 5, 1000].into_iter().chain(large) {
+                for count in counts([0, 1, 5, 1000], round + layout) {
                     for in_place in forms(round, count) {
                         let seed = random(round as u64, count as u64);
                         let root = seed as usize % world;

@@ -67,8 +67,8 @@ fn large_buffers_are_right_by_every_way_that_they_can_pass() {
 #[test]
 fn results_are_right_in_every_layout_of_flags() {
     for layout in ["auto", "flat", "hierarchy"] {
-        let bench = ["bench", "all_reduce", "--wide", "--sizes", "8,200K", "--iters", "4", "--check", "--flag-layout", layout];
-        let said = said(&[&["run", "-n", "3", "--"], &bench[..]].concat());
+        let bench = ["bench", "all_reduce", "--wide", "--dtype", "f64", "--sizes", "8,1M", "--iters", "4", "--check"];
+        let said = said(&[&["run", "-n", "3", "--"], &bench[..], &["--flag-layout", layout]].concat());
         assert!(said.contains("Out of bounds values : 0 OK"), "{layout}: {said}");
     }
 }

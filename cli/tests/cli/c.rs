@@ -2,6 +2,7 @@
 //! all warnings, linked with both libraries, under `kolo run` and under valgrind.
 
 use std::fs::{self, File};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -140,10 +141,10 @@ const WAYS: [(Language, Linking); 4] = [
     (Language::Cpp, Linking::Dynamic),
 ];
 
-/// Returns how a program is built: in one way, which differs between programs, or, where all cases are
+/// Returns how a program is built: in some ways, which differ between programs, or, where all cases are
 /// tried, in each.
-fn ways(one: usize) -> &'static [(Language, Linking)] {
-    if common::all() { &WAYS } else { &WAYS[one..=one] }
+fn ways(some: Range<usize>) -> &'static [(Language, Linking)] {
+    if common::all() { &WAYS } else { &WAYS[some] }
 }
 
 fn rendezvous_folder(name: &str) -> String {
@@ -159,7 +160,7 @@ fn every_collective() {
     if !have(&["gcc", "g++"]) {
         return;
     }
-    for &(language, linking) in if common::all() { &WAYS[..] } else { &WAYS[..2] } {
+    for &(language, linking) in ways(0..2) {
         let program = compile("tests/c/collectives.c", language, linking);
         let is_first = matches!((language, linking), (Language::C, Linking::Dynamic));
         for world in if common::all() || is_first { &[1, 2, 4][..] } else { &[2] }.iter().copied() {
@@ -191,7 +192,7 @@ fn misuse_is_refused() {
     if !have(&["gcc", "g++"]) {
         return;
     }
-    for &(language, linking) in ways(1) {
+    for &(language, linking) in ways(1..2) {
         let program = compile("tests/c/misuse.c", language, linking);
         for world in [1, 2, 4] {
             let said = ranks(world, &[], &program, &[]);
@@ -206,7 +207,7 @@ fn ranks_meet() {
         return;
     }
     let folder = rendezvous_folder("rendezvous");
-    for &(language, linking) in ways(0) {
+    for &(language, linking) in ways(0..1) {
         let program = compile("tests/c/rendezvous.c", language, linking);
         for world in ["1", "2", "4"] {
             run(Command::new(&program).args([world, &folder]));
@@ -219,7 +220,7 @@ fn failures_are_errors() {
     if !have(&["gcc", "g++"]) {
         return;
     }
-    for &(language, linking) in ways(2) {
+    for &(language, linking) in ways(2..3) {
         let program = compile("tests/c/failures.c", language, linking);
         let said = ranks(2, &[], &program, &[]);
         assert_eq!(said.matches("failures are errors").count(), 2, "{said}");
@@ -243,7 +244,7 @@ fn those_that_are_left_go_on() {
     if !have(&["gcc", "g++"]) {
         return;
     }
-    for &(language, linking) in ways(0) {
+    for &(language, linking) in ways(0..1) {
         let program = compile("tests/c/shrink.c", language, linking);
         let said = ranks(3, &[], &program, &[]);
         assert_eq!(said.matches("goes on").count(), 2, "{said}");
@@ -255,7 +256,7 @@ fn a_newcomer_joins() {
     if !have(&["gcc", "g++"]) {
         return;
     }
-    for &(language, linking) in ways(1) {
+    for &(language, linking) in ways(1..2) {
         let program = compile("tests/c/grow.c", language, linking);
         let said = ranks(2, &[], &program, &[]);
         assert_eq!(said.matches("of three goes on").count(), 3, "{said}");
@@ -267,7 +268,7 @@ fn the_reducer() {
     if !have(&["gcc", "g++"]) {
         return;
     }
-    for &(language, linking) in ways(3) {
+    for &(language, linking) in ways(3..4) {
         let program = compile("tests/c/reducer.c", language, linking);
         for world in [1, 2, 4] {
             let said = ranks(world, &[], &program, &[]);
