@@ -71,13 +71,7 @@ fn fail_beside_others(stops: bool) {
 pub(crate) fn beside_an_operation(comm: &Communicator) -> Error {
     let stops = std::env::var_os(STOPS).is_some();
     // The part does not end at a page boundary.
-    let len = if runner::all() {
-        4_000_001
-    } else if stops {
-        250_001
-    } else {
-        1_000_001
-    };
+    let len = if runner::all() { 4_000_001 } else { 250_001 };
     let [mut buffer, mut apart] = [len + 100_000, 100_000].map(|len| -> Box<dyn Buffer> {
         let pooled = std::env::var_os(POOLED).is_some();
         if pooled { Box::new(comm.alloc_pooled(len).unwrap()) } else { Box::new(comm.alloc(len).unwrap()) }
@@ -134,6 +128,6 @@ fn wrong_words(memory: &mut [u64]) -> usize {
     static ROUND: AtomicU64 = AtomicU64::new(1);
     let round = ROUND.fetch_add(1, Ordering::Relaxed);
     memory.fill(round);
-    std::thread::sleep(Duration::from_millis(10));
+    std::thread::sleep(Duration::from_millis(40));
     std::hint::black_box(&mut *memory).iter().filter(|&&word| word != round).count()
 }

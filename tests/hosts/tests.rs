@@ -11,18 +11,19 @@ use crate::runner::{Test, all};
 pub(crate) const AT_ONCE: usize = 4;
 
 pub(crate) const TESTS: &[Test] = &[
+    // Those that take longest begin.
+    ("the_second_rail_fails", || a_rail_fails("eth1")),
+    ("a_long_round_trip_with_losses_without_bbr", || long_round_trip("3", "1,2,1", "system")),
     ("two_hosts", || collectives("2", "2", "f32")),
     ("four_hosts", || collectives("4", "2", "f32")),
     ("three_hosts_with_one_two_and_three_ranks", || collectives("3", "1,2,3", "f32")),
     ("messages_of_8_bits", || collectives("3", "2", "int8")),
     ("ipv6_only", ipv6_only),
     ("a_long_round_trip_with_losses", || long_round_trip("2", "1", "auto")),
-    ("a_long_round_trip_with_losses_without_bbr", || long_round_trip("3", "1,2,1", "system")),
     ("a_long_round_trip_over_ipv6", long_round_trip_over_ipv6),
     ("four_hosts_in_two_racks", || racks("4", "1", &[("RACKS", "2")])),
     ("four_hosts_of_two_ranks_in_two_racks", || if all() { racks("4", "2", &[("RACKS", "2")]) } else { Left }),
     ("six_hosts_in_three_racks", || racks("6", "1", &[("RACKS", "3")])),
-    ("the_second_rail_fails", || a_rail_fails("eth1")),
     ("the_first_rail_fails", || if all() { a_rail_fails("eth0") } else { Left }),
     ("a_rail_is_down_from_the_start", a_rail_is_down),
     ("rails_share_by_speed", || if all() { rails_share_by_speed() } else { Left }),

@@ -12,7 +12,7 @@ use kolo::{ArgumentError, Communicator, Error, Op, ReduceOp, Registered, Result}
 use super::arguments::Args;
 use super::device::{OnDevice, Place};
 use super::operation::Operation;
-use super::pattern::{Pattern, STALE, Tolerance, is_right, reduced, small};
+use super::pattern::{self, Pattern, STALE, Tolerance, reduced, small};
 
 /// A sample has as many calls as move this many bytes, within these limits. The fewest still
 /// outweigh the time in which the ranks leave the barrier.
@@ -163,9 +163,7 @@ impl<T: Pattern> Memory<T> {
             recv.fill(T::from_small(rest));
             &mut *send
         };
-        for (place, element) in filled.iter_mut().enumerate() {
-            *element = T::from_small(number(place));
-        }
+        pattern::fill(filled, number);
         self.device.as_mut().map_or(Ok(()), |device| device.take(send, recv))
     }
 
@@ -269,37 +267,31 @@ pub(crate) fn count_wrong<T: Pattern>(
     root: usize,
 ) -> u64 {
     let (rank, ranks) = (comm.rank(), comm.world_size());
-    let is_root = rank == root;
-    let elements = plan.elements;
-    let block = elements / ranks;
-    let from = |rank: usize, place: usize| f64::from(small(redop, rank, place, iteration, ranks));
-    let sum = |place: usize| redop.map_or(0.0, |redop| reduced(redop, place, iteration, ranks));
-    // In place, the number depends on the position in the whole buffer; out of place, on the
-    // position in the rank's own chunk.
-    let of_rank = |place: usize| if in_place { place } else { place % block.max(1) };
-    let (own, has_result) = match op {
-        Operation::Barrier => (0..0, false),
-        Operation::Reduce | Operation::Gather => (0..elements, is_root),
-        Operation::ReduceScatter | Operation::Scatter if in_place => (rank * block..(rank + 1) * block, true),
-        _ => (0..got.len(), true),
-    };
-    if !has_result {
-        return 0;
-    }
-    let start = own.start;
+    let block = plan.elements / ranks;
+    let own = rank * block;
     let tolerance = Tolerance::of::<T>(comm, redop);
-    let wrong = own.filter(|&i| {
-        let expected = match op {
-            Operation::AllReduce | Operation::Reduce => sum(i),
-            Operation::Broadcast => from(root, i),
-            Operation::ReduceScatter => sum(rank * block + i - start),
-            Operation::AllGather | Operation::Gather => from(i / block, of_rank(i)),
-            Operation::AllToAll => from(i / block, rank * block + i % block),
-            Operation::Scatter => from(root, rank * block + i - start),
-            Operation::SendRecv => from((rank + ranks - 1) % ranks, i),
-            Operation::Barrier => 0.0,
-        };
-        !is_right(got[i], expected, tolerance)
-    });
-    wrong.count() as u64
+    // The numbers of one rank, and what all of them are reduced to, from a position on.
+    let of = |rank: usize, got: &[T], start: usize| {
+        pattern::count_wrong(got, start, |place| small(redop, rank, place, iteration, ranks).into(), tolerance)
+    };
+    let of_all = |got: &[T], start: usize| {
+        let expected = |place| redop.map_or(0.0, |redop| reduced(redop, place, iteration, ranks));
+        pattern::count_wrong(got, start, expected, tolerance)
+    };
+    let of_each = |start: &dyn Fn(usize) -> usize| {
+        got.chunks(block.max(1)).enumerate().map(|(rank, chunk)| of(rank, chunk, start(rank))).sum()
+    };
+    match op {
+        Operation::Barrier => 0,
+        Operation::Reduce | Operation::Gather if rank != root => 0,
+        Operation::AllReduce | Operation::Reduce => of_all(got, 0),
+        Operation::Broadcast => of(root, got, 0),
+        Operation::ReduceScatter => of_all(if in_place { &got[own..own + block] } else { got }, own),
+        Operation::Scatter => of(root, if in_place { &got[own..own + block] } else { got }, own),
+        // In place, a number depends on its position in the whole buffer; out of place, on the position in
+        // the chunk of its rank.
+        Operation::AllGather | Operation::Gather => of_each(&|rank| if in_place { rank * block } else { 0 }),
+        Operation::AllToAll => of_each(&|_| own),
+        Operation::SendRecv => of((rank + ranks - 1) % ranks, got, 0),
+    }
 }

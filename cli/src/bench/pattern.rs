@@ -20,7 +20,7 @@ pub(crate) trait Copied {}
 impl<T> Copied for T {}
 
 /// Element types that can hold small whole numbers.
-pub(crate) trait Pattern: Element + Copied {
+pub(crate) trait Pattern: Element + Copied + PartialEq {
     fn from_small(number: u32) -> Self;
     fn to_f64(self) -> f64;
     /// The relative error of one rounding.
@@ -56,9 +56,35 @@ floats! {
     bf16, bf16::from_f32, bf16::to_f64, 1.0 / 128.0;
 }
 
+/// After how many positions the numbers begin again, so that those of a large buffer are computed once. It is
+/// a prime: no chunk, segment or page has a multiple of it, and what lands in the place of another is noticed.
+const PERIOD: usize = 4093;
+
+/// Writes the numbers of the positions from 0 on.
+pub(crate) fn fill<T: Pattern>(buffer: &mut [T], number: impl Fn(usize) -> u32) {
+    let (first, later) = buffer.split_at_mut(buffer.len().min(PERIOD));
+    for (place, element) in first.iter_mut().enumerate() {
+        *element = T::from_small(number(place));
+    }
+    later.chunks_mut(PERIOD).for_each(|period| period.copy_from_slice(&first[..period.len()]));
+}
+
+/// Counts the elements that are not what is expected at their positions, of which the first is `start`.
+pub(crate) fn count_wrong<T: Pattern>(got: &[T], start: usize, expected: impl Fn(usize) -> f64, tolerance: Tolerance) -> u64 {
+    let (first, later) = got.split_at(got.len().min(PERIOD));
+    let expected: Vec<f64> = (start..start + first.len()).map(expected).collect();
+    let count =
+        |part: &[T]| part.iter().zip(&expected).filter(|&(&got, &expected)| !is_right(got, expected, tolerance)).count() as u64;
+    let wrong = count(first);
+    // What is the same as a part that is right needs no second look.
+    let is_same = |period: &[T]| wrong == 0 && *period == first[..period.len()];
+    wrong + later.chunks(PERIOD).filter(|period| !is_same(period)).map(count).sum::<u64>()
+}
+
 /// Returns the number that a rank contributes at a position in an iteration: 0 to 3; for products
 /// 1, and seldom 2.
 pub(crate) fn small(redop: Option<ReduceOp>, rank: usize, place: usize, iteration: u32, ranks: usize) -> u32 {
+    let place = place % PERIOD;
     match redop {
         // At most one rank contributes a 2.
         Some(ReduceOp::Product) => {
@@ -131,7 +157,7 @@ impl Tolerance {
 }
 
 /// Returns whether an element is right up to rounding. Sums of 8-bit integers wrap.
-pub(crate) fn is_right<T: Pattern>(got: T, expected: f64, tolerance: Tolerance) -> bool {
+fn is_right<T: Pattern>(got: T, expected: f64, tolerance: Tolerance) -> bool {
     let expected = if T::ROUNDING == 0.0 { T::from_small(expected as u32).to_f64() } else { expected };
     (got.to_f64() - expected).abs() <= tolerance.relative * expected.abs() + tolerance.absolute
 }
@@ -156,6 +182,27 @@ mod tests {
                     assert!(is_right(right as u8, right, exact) && !is_right(right as u8 + 1, right, exact), "{redop}: {right}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn every_wrong_element_is_counted() {
+        let len = 3 * PERIOD + 5;
+        for (start, tolerance) in [(0, Tolerance::default()), (1000, Tolerance { relative: 0.1, absolute: 0.0 })] {
+            let number = |place| small(None, 1, place, 3, 5);
+            let mut numbers = vec![0.0; start + len];
+            fill(&mut numbers, number);
+            let got: &mut [f32] = &mut numbers[start..];
+            let count = |got: &[f32]| count_wrong(got, start, |place| number(place).into(), tolerance);
+            assert_eq!(count(got), 0);
+            // In a later period only, in the first, and in both.
+            let places = [len - 1, 2 * PERIOD, 7, PERIOD + 7];
+            for (wrong, place) in (1..).zip(places) {
+                got[place] += 1.0;
+                assert_eq!(count(got), wrong, "{place}");
+            }
+            got[len / 2] = f32::NAN;
+            assert_eq!(count(got), 1 + places.len() as u64);
         }
     }
 

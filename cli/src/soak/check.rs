@@ -6,7 +6,7 @@ use super::script::{Call, Collect, How};
 use super::system;
 use crate::bench::measure::{Plan, count_wrong};
 use crate::bench::operation::Operation;
-use crate::bench::pattern::{Pattern, STALE, small};
+use crate::bench::pattern::{Pattern, STALE, fill, small};
 
 /// Runs a call and returns how many elements of this rank's result are wrong.
 pub(crate) fn carry_out(comm: &Communicator, call: &Call) -> Result<u64> {
@@ -35,22 +35,22 @@ fn typed<T: Pattern>(comm: &Communicator, call: &Call) -> Result<u64> {
     let in_place = call.how != How::OutOfPlace && op.has_in_place();
     let reduces = op.reduces().then_some(redop);
     let (send_len, recv_len) = if in_place { (0, plan.elements) } else { plan.lengths() };
-    let number = |place: usize| T::from_small(small(reduces, rank, place, salt, ranks));
-    let send: Vec<T> = (0..send_len).map(number).collect();
-    let fill = |recv: &mut [T]| {
-        for (place, element) in recv.iter_mut().enumerate() {
-            *element = if in_place { number(place) } else { T::from_small(STALE) };
-        }
+    let number = |place: usize| small(reduces, rank, place, salt, ranks);
+    let mut send = vec![T::from_small(0); send_len];
+    fill(&mut send, number);
+    let prepare = |recv: &mut [T]| match in_place {
+        true => fill(recv, number),
+        false => recv.fill(T::from_small(STALE)),
     };
     let count = |recv: &[T]| count_wrong(op, reduces, comm, recv, &plan, salt, in_place, root);
     if call.how == How::Registered {
         let mut recv = comm.alloc::<T>(recv_len)?;
-        fill(&mut recv);
+        prepare(&mut recv);
         op.call(comm, (redop, root), &send, &mut recv, in_place)?;
         return Ok(count(&recv));
     }
     let mut recv = vec![T::from_small(STALE); recv_len];
-    fill(&mut recv);
+    prepare(&mut recv);
     if call.how == How::Asynchronous && in_place {
         recv = start(comm, op, redop, root, recv)?;
     } else {

@@ -1,6 +1,8 @@
 //! `kolo doctor` on a machine that is fit, and with one problem each.
 
-use std::process::{Command, Output};
+use std::process::Command;
+
+use crate::program::everything;
 
 fn kolo() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
@@ -16,14 +18,10 @@ fn kolo() -> Command {
     command
 }
 
-fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
 #[test]
 fn all_is_well_here() {
     let output = kolo().arg("doctor").output().unwrap();
-    let said = text(&output);
+    let said = everything(&output);
     assert!(output.status.success() && said.ends_with("kolo works here\n"), "{said}");
     for subject in [
         "version",
@@ -71,7 +69,7 @@ fn what_was_found_can_be_had_as_json() {
 /// Checks for one failure, which names the problem and says in one line what to do.
 fn fails(command: &mut Command, subject: &str, hints: &[&str]) {
     let output = command.output().unwrap();
-    let said = text(&output);
+    let said = everything(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
     let at = said.lines().position(|line| line.starts_with("FAILURE ") && line.contains(subject));
     let Some(at) = at else { panic!("{subject}: {said}") };
@@ -122,7 +120,7 @@ fn what_is_wrong_is_said_with_what_to_do() {
     // A rank that does not serve the store reports nothing.
     let guest = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
     let output = doctor().envs(guest).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output));
+    assert!(output.status.success(), "{}", everything(&output));
 }
 
 #[test]
@@ -132,7 +130,7 @@ fn variables_that_kolo_does_not_read_are_listed() {
         .envs([("KOLO_SECRT", "0f"), ("KOLO_TIEMOUT", "5"), ("KOLO_WEATHER", "fair"), ("KOLO_TIMEOUT", "5")])
         .output()
         .unwrap();
-    let said = text(&output);
+    let said = everything(&output);
     assert!(output.status.success(), "{said}");
     let lines: Vec<&str> = said.lines().skip_while(|line| !line.starts_with("warning  variables ")).take(2).collect();
     assert_eq!(
@@ -178,7 +176,7 @@ fn cuda_that_does_not_work_is_a_warning_and_one_that_does_is_counted() {
             break;
         }
         let output = kolo().arg("doctor").env("LD_LIBRARY_PATH", &folder).output().unwrap();
-        assert!(output.status.success() && text(&output).contains(hint), "{}", text(&output));
+        assert!(output.status.success() && everything(&output).contains(hint), "{}", everything(&output));
     }
     std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -14,6 +14,7 @@ mod compare;
 mod completions;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 mod cuda;
+mod deadlines;
 mod doctor;
 mod manners;
 mod pages;

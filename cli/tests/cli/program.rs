@@ -1,6 +1,7 @@
 //! How the tests start the program, and what it says.
 
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Returns the program. Its ranks have time to connect on a busy machine.
 pub(crate) fn program() -> Command {
@@ -11,6 +12,11 @@ pub(crate) fn program() -> Command {
 
 pub(crate) fn kolo(arguments: &[&str]) -> Output {
     program().args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+/// What a program has written, to both outputs.
+pub(crate) fn everything(output: &Output) -> String {
+    text(&output.stdout) + &text(&output.stderr)
 }
 
 pub(crate) fn text(bytes: &[u8]) -> String {
@@ -31,12 +37,15 @@ pub(crate) fn failed(arguments: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), text(&output.stderr))
 }
 
-/// A folder that is removed when this is dropped.
+/// The folder of a test, which remains only if the test fails.
 pub(crate) struct Folder(pub(crate) std::path::PathBuf);
 
 impl Folder {
     pub(crate) fn new(test: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("kolo-program-test-{test}-{}", std::process::id()));
+        // Tests that run at the same time may choose one name.
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("kolo-test-{test}-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         Folder(path)
     }
@@ -48,6 +57,8 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        if !std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
     }
 }

@@ -6,14 +6,14 @@
 use std::ffi::OsStr;
 use std::io::BufRead;
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo::Communicator;
 
 use crate::common::PATIENCE;
+use crate::program::{Folder, text};
 
 /// The variable that tells a rank what to do.
 const TASK: &str = "KOLO_TEST_TASK";
@@ -242,30 +242,6 @@ fn be_a_rank() {
     }
     eprintln!("{error}");
     std::process::exit(1);
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// A folder for the temporary files of a job.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(task: &str) -> Folder {
-        // Tests that run at the same time may have one task.
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("kolo-run-test-{task}-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 /// Has the launcher wait for what the ranks report.

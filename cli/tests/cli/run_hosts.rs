@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use crate::common::{PATIENCE, free_port, wait_until};
 use crate::namespaces::Namespaces;
+use crate::program::text;
 
 /// The variable that tells a rank what to do.
 const TASK: &str = "KOLO_TEST_TASK";
@@ -84,10 +85,6 @@ impl Drop for Bed {
 
 /// What a rank does first to leave the ids of its process, and of the agent.
 const LEAVE_IDS: &str = "echo $PPID > agent$KOLO_RANK; echo $$ > pid$KOLO_RANK; ";
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
 
 fn last(output: &Output) -> String {
     text(&output.stderr).lines().last().unwrap_or_default().to_owned()

@@ -2,18 +2,16 @@
 
 use std::process::{Command, Output};
 
-fn soak(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_kolo")).arg("soak").args(arguments).output().unwrap()
-}
+use crate::program::everything;
 
-fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+pub(crate) fn soak(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kolo")).arg("soak").args(arguments).output().unwrap()
 }
 
 #[test]
 fn a_short_soak_passes_and_says_what_it_did() {
     let output = soak(&["--minutes", "0.02"]);
-    let said = text(&output);
+    let said = everything(&output);
     assert!(output.status.success() && said.contains("kolo soak: 4 ranks, seed "), "{said}");
     assert!(said.lines().last().unwrap().starts_with("soak passed: ") && said.contains("results checked"), "{said}");
     assert!(said.contains("round 0: "), "{said}");
@@ -24,7 +22,7 @@ fn a_seed_replays() {
     for round in if crate::common::all() { &["1", "2", "7"][..] } else { &["6"] } {
         let play = || {
             let output = soak(&["--seed", "11", "--round", round, "--ranks", "3"]);
-            let said = text(&output);
+            let said = everything(&output);
             assert!(output.status.success(), "{said}");
             // Compare what was done. The times may differ.
             let line = said.lines().find(|line| line.starts_with("round ")).unwrap();
@@ -38,7 +36,7 @@ fn a_seed_replays() {
 fn a_round_that_does_not_end_is_a_hang_and_can_be_replayed() {
     // The round lasts for seconds, because a rank is stopped for seconds.
     let output = soak(&["--seed", "7", "--minutes", "0", "--fault", "stop", "--patience", "1ms"]);
-    let said = text(&output);
+    let said = everything(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("a hang: after 1ms") && said.contains("kolo soak --seed 7 --round "), "{said}");
 }
@@ -51,7 +49,7 @@ fn each_ingredient_is_survived() {
             continue;
         }
         let output = soak(&["--seed", "7", "--minutes", "0", "--fault", "kill", "--with", with]);
-        let said = text(&output);
+        let said = everything(&output);
         assert!(output.status.success() && said.contains("1 round in") && said.contains("faults: killed 1"), "{with}: {said}");
     }
 }
@@ -78,8 +76,8 @@ fn a_soak_that_is_stopped_leaves_nothing() {
         assert!(told.success());
         lines.for_each(drop);
         let output = soak.wait_with_output().unwrap();
-        assert_eq!(output.status.code(), Some(128 + number), "{}", text(&output));
-        assert!(text(&output).contains(&format!("stopped by SIG{signal}")), "{}", text(&output));
+        assert_eq!(output.status.code(), Some(128 + number), "{}", everything(&output));
+        assert!(everything(&output).contains(&format!("stopped by SIG{signal}")), "{}", everything(&output));
         let left: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert!(left.is_empty(), "{left:?}");
         std::fs::remove_dir(&folder).unwrap();
@@ -92,7 +90,7 @@ fn what_the_system_does_not_have_is_refused() {
     for (chosen, why) in [(["--fault", "cut"], "--fault cut is not possible here"), (["--with", "forks"], "Windows has no forks")]
     {
         let output = soak(&chosen);
-        assert!(!output.status.success() && text(&output).contains(why), "{}", text(&output));
+        assert!(!output.status.success() && everything(&output).contains(why), "{}", everything(&output));
     }
 }
 
@@ -100,25 +98,6 @@ fn what_the_system_does_not_have_is_refused() {
 fn a_soak_without_a_round_of_the_chosen_kind_fails() {
     // No round has splits and many splits.
     let output = soak(&["--seed", "7", "--with", "splits,many-splits"]);
-    let said = text(&output);
+    let said = everything(&output);
     assert!(!output.status.success() && said.contains("no round has such a fault"), "{said}");
-}
-
-/// One round with a rank that is stopped before any rank has a link to it.
-fn unlinked(fault: &str) -> String {
-    let output = soak(&["--seed", "7", "--minutes", "0", "--fault", fault]);
-    assert!(output.status.success(), "{}", text(&output));
-    text(&output)
-}
-
-#[test]
-fn a_rank_that_is_stopped_before_it_has_links_is_waited_for() {
-    let said = unlinked("pause-unlinked");
-    assert!(said.contains("faults: paused 1") && !said.contains("went on"), "{said}");
-}
-
-#[test]
-fn a_rank_that_is_stopped_before_it_has_links_is_given_up_at_the_deadline() {
-    let said = unlinked("stop-unlinked");
-    assert!(said.contains("faults: stopped 1") && said.contains("went on after"), "{said}");
 }

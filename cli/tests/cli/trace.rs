@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use kolo::{Communicator, ReduceOp};
 
 use crate::common::{PATIENCE, wait_until};
+use crate::program::{Folder, everything};
 
 /// The variable that tells a rank what to do.
 const TASK: &str = "KOLO_TEST_TASK";
@@ -75,38 +76,15 @@ fn be_a_rank() {
 }
 
 /// Returns the files that ranks have left.
-fn ranks_files(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn ranks_files(folder: &Path) -> Vec<PathBuf> {
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|kind| kind == "json")).collect();
     files.sort();
     files
 }
 
-/// The folder of a test, which remains only if the test fails.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("kolo-trace-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
-}
-
-fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
 /// Runs three ranks.
-fn job(task: &str, folder: &Path) -> Command {
+pub(crate) fn job(task: &str, folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
     command.args(["run", "-n", "3", "--grace", "240s", "--"]).arg(std::env::current_exe().unwrap());
     command.args(["--exact", "trace::be_a_rank", "--nocapture"]).env(TASK, task).env("KOLO_TRACE_DIR", folder);
@@ -119,10 +97,10 @@ fn trace(files: &[PathBuf], more: &[&str]) -> Output {
 }
 
 /// Returns the output of `kolo trace` for good files.
-fn said(files: &[PathBuf]) -> String {
+pub(crate) fn said(files: &[PathBuf]) -> String {
     let output = trace(files, &[]);
-    assert!(output.status.success(), "{}", text(&output));
-    text(&output)
+    assert!(output.status.success(), "{}", everything(&output));
+    everything(&output)
 }
 
 #[test]
@@ -130,13 +108,13 @@ fn nothing_is_wrong_with_a_job_in_which_one_rank_is_late() {
     for task in ["together", "tcp"] {
         let folder = Folder::new(task);
         let output = job(task, &folder.0).output().unwrap();
-        assert!(output.status.success(), "{}", text(&output));
+        assert!(output.status.success(), "{}", everything(&output));
         let files = ranks_files(&folder.0);
         // Nothing failed, so only the requested files exist.
         assert_eq!(files.len(), 3, "{files:?}");
         let chrome = folder.0.join("chrome");
         let output = trace(std::slice::from_ref(&folder.0), &["--chrome", chrome.to_str().unwrap()]);
-        let said = text(&output);
+        let said = everything(&output);
         assert!(output.status.success() && said.contains("no disagreement"), "{said}");
         // No operation was on the memory of a device.
         assert!(!said.contains("device"), "{said}");
@@ -174,7 +152,7 @@ fn check_chrome(file: &Path, split: usize) {
 fn a_rank_that_calls_another_thing_is_named() {
     let folder = Folder::new("another");
     let output = job("another", &folder.0).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output));
+    assert!(output.status.success(), "{}", everything(&output));
     let files = ranks_files(&folder.0);
     assert_eq!(files.len(), 3, "{files:?}");
     let said = said(&files);
@@ -185,35 +163,13 @@ fn a_rank_that_calls_another_thing_is_named() {
     assert!(said.contains(" on world: ") && said.contains("ranks disagree"), "{said}");
 }
 
-#[test]
-fn a_rank_that_is_late_beyond_the_deadline_is_named() {
-    let folder = Folder::new("late");
-    let output = job("late", &folder.0).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output));
-    let files = ranks_files(&folder.0);
-    let name = |path: &PathBuf| path.to_str().unwrap().to_owned();
-    // The files of the two ranks that gave up, before the third has called.
-    let early: Vec<PathBuf> = files.iter().filter(|path| !name(path).ends_with("rank2.json")).cloned().collect();
-    assert_eq!(early.len(), 2, "{files:?}");
-    let without = said(&early);
-    assert!(without.contains("no file of rank 2") && without.contains("names it"), "{without}");
-    // All three files: when the third rank called, the communicator had ended.
-    let all = said(&files);
-    assert!(
-        all.contains("first disagreement: world, seq 8") && all.contains("  ranks 0, 1: all_reduce f32 x 1000 max, failed"),
-        "{all}"
-    );
-    assert!(all.contains("  rank 2 has not called it: its last is seq 7, split, done"), "{all}");
-    assert!(all.contains("  the others waited for rank 2 for at least 5.0"), "{all}");
-}
-
 /// Windows does not say that one process was ended by another.
 #[cfg(unix)]
 #[test]
 fn a_rank_that_was_killed_is_named_by_the_others() {
     let folder = Folder::new("killed");
     let output = job("killed", &folder.0).output().unwrap();
-    assert_eq!(output.status.code(), Some(128 + 9), "{}", text(&output));
+    assert_eq!(output.status.code(), Some(128 + 9), "{}", everything(&output));
     let files = ranks_files(&folder.0);
     assert_eq!(files.len(), 2, "{files:?}");
     let said = said(&files);
@@ -241,7 +197,7 @@ fn a_signal_has_files_written_and_interrupts_nothing() {
         ranks_files(&folder.0).len() == 3
     });
     let output = launcher.wait_with_output().unwrap();
-    assert!(output.status.success(), "{}", text(&output));
+    assert!(output.status.success(), "{}", everything(&output));
     let said = said(&ranks_files(&folder.0));
     assert!(said.contains("files of ranks 0 to 2"), "{said}");
 }
@@ -326,7 +282,7 @@ fn the_paths_on_devices_are_said() {
     let chrome = std::fs::read_to_string(chrome).unwrap();
     let output = trace(&files, &["--chrome", "-"]);
     assert_eq!(String::from_utf8_lossy(&output.stdout), chrome);
-    assert!(String::from_utf8_lossy(&output.stderr).ends_with(section), "{}", text(&output));
+    assert!(String::from_utf8_lossy(&output.stderr).ends_with(section), "{}", everything(&output));
     assert!(chrome.contains("world, rank 0 of 4 (on devices: 6 in place, 2 through areas)"), "{chrome}");
     assert!(chrome.contains(r#""world, rank 2 of 4""#), "{chrome}");
 }
@@ -356,8 +312,8 @@ fn a_standard_error_that_cannot_be_written_ends_nothing() {
     for stderr in [broken(), full()] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kolo"));
         let output = command.arg("trace").arg(folder.0.join("absent.json")).arg(&good).stderr(stderr).output().unwrap();
-        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
-        assert!(text(&output).contains("files of rank 0"), "{}", text(&output));
+        assert_eq!(output.status.code(), Some(1), "{}", everything(&output));
+        assert!(everything(&output).contains("files of rank 0"), "{}", everything(&output));
     }
 }
 
@@ -387,15 +343,15 @@ fn files_that_cannot_be_used_are_said() {
         (folder.0.join("absent.json"), "cannot be read"),
     ] {
         let output = trace(std::slice::from_ref(&file), &[]);
-        let said = text(&output);
+        let said = everything(&output);
         assert!(!output.status.success() && said.contains(hint) && said.contains("no file that can be read"), "{hint}: {said}");
         assert!(said.contains(file.file_name().unwrap().to_str().unwrap()), "{said}");
     }
     // The usable files are analysed.
     let output = trace(&[half, good[1].clone()], &[]);
-    let said = text(&output);
+    let said = everything(&output);
     assert!(!output.status.success() && said.contains("files of rank 1") && said.contains("1 file could not be used"), "{said}");
     let other = write("run.json", &whole.replace("\"run\": \"", "\"run\": \"f"));
     let output = trace(&[other, good[1].clone()], &[]);
-    assert!(text(&output).contains("several runs"), "{}", text(&output));
+    assert!(everything(&output).contains("several runs"), "{}", everything(&output));
 }
