@@ -16,7 +16,7 @@ use crate::cuda::device::{Address, Device, DeviceId, Driver, StreamId};
 use crate::cuda::fake_device::{FakeDevice, FakeGpu, Machine};
 use crate::cuda::shared::shared;
 use crate::error::Result;
-use crate::sys::every_case;
+use crate::sys::{every_case, wait_until};
 use crate::types::{DType, Op, Rank, ReduceOp};
 
 /// A rank.
@@ -205,11 +205,7 @@ fn a_stream_continues_at_the_deadline() {
                 assert_eq!(outcome.is_ok(), count == 100, "{outcome:?}");
                 process.device.synchronise(process.stream);
                 // The stream continues before the failure is recorded, which fails the next call.
-                let began = Instant::now();
-                while process.comm.exec.failure().is_none() {
-                    assert!(began.elapsed() < Duration::from_secs(60), "the operation does not fail");
-                    std::thread::yield_now();
-                }
+                wait_until("the operation does not fail", || process.comm.exec.failure().is_some());
             }
         }
     });
@@ -301,9 +297,7 @@ fn while_a_stream_is_held_back(driver_call: impl Fn(&FakeDevice) + Sync) {
                 process.expect(memory, 4.0);
             });
         } else {
-            while !is_held.load(Ordering::SeqCst) {
-                std::thread::yield_now();
-            }
+            wait_until("the other rank goes on", || is_held.load(Ordering::SeqCst));
             process.all_reduce(DType::F32, memory).unwrap();
             process.expect(memory, 4.0);
         }
@@ -397,11 +391,7 @@ fn nothing_freed_stays_open() {
             process.all_reduce(DType::F32, memory).unwrap();
             process.device.synchronise(process.stream);
         }
-        let began = Instant::now();
-        while process.device.open() > 2 || gpu_used(&process) > before {
-            assert!(began.elapsed() < Duration::from_secs(30), "{} are open", process.device.open());
-            std::thread::yield_now();
-        }
+        wait_until("memory stays open", || process.device.open() <= 2 && gpu_used(&process) <= before);
         process.comm.barrier().unwrap();
     });
 }
@@ -582,10 +572,7 @@ fn another_communicator_gets_an_idle_stream() {
     start(&first, slow, Duration::from_millis(200)).unwrap_err();
     let state = Arc::downgrade(&first.exec.state);
     drop(first);
-    let began = Instant::now();
-    while state.strong_count() > 0 && began.elapsed() < Duration::from_secs(5) {
-        std::thread::yield_now();
-    }
+    wait_until("the communicator is there", || state.strong_count() == 0);
     let second = alone(&device);
     let outcome = start(&second, quick, Duration::from_secs(60));
     drop(held);
@@ -744,13 +731,9 @@ fn a_peer_does_not_succeed_with_what_a_stream_wrote_that_was_let_go() {
                 process.comm.exec.state.devices.release();
                 process.device.synchronise(process.stream);
                 is_let_go.store(true, Ordering::SeqCst);
-                while process.comm.exec.failure().is_none() {
-                    std::thread::yield_now();
-                }
+                wait_until("the operation does not fail", || process.comm.exec.failure().is_some());
             } else {
-                while !is_let_go.load(Ordering::SeqCst) {
-                    std::thread::yield_now();
-                }
+                wait_until("the other rank goes on", || is_let_go.load(Ordering::SeqCst));
                 let call = process.bound(&process.in_place(LARGE, memory, None), process.stream);
                 // SAFETY: the memory is never freed.
                 let outcome = unsafe { process.comm.exec.start_checked(call) }.and_then(|work| Ok(work.wait()?));
@@ -843,9 +826,7 @@ fn a_later_call_on_another_stream_goes_on() {
                 // SAFETY: the memory is never freed.
                 unsafe { process.comm.exec.submit_checked(&call) }.unwrap();
             }
-            while process.comm.exec.failure().is_none() {
-                std::thread::yield_now();
-            }
+            wait_until("the operation does not fail", || process.comm.exec.failure().is_some());
             let (device, stream) = (process.device.clone(), process.stream);
             let continues = ends_within(Duration::from_secs(60), move || device.synchronise(stream));
             drop(held);
@@ -868,9 +849,7 @@ fn a_rank_that_does_not_call_is_named() {
             is_over.store(true, Ordering::SeqCst);
             assert_eq!(error.culprit(), Some(1), "{error}");
         } else {
-            while !is_over.load(Ordering::SeqCst) {
-                std::thread::yield_now();
-            }
+            wait_until("the other rank goes on", || is_over.load(Ordering::SeqCst));
         }
     });
 }

@@ -13,6 +13,7 @@ use crate::call::Call;
 use crate::cuda::device::{Address, Device, StreamId};
 use crate::cuda::fake_device::{FakeDevice, FakeGraph};
 use crate::error::Error;
+use crate::sys::wait_until;
 use crate::trace::DeviceStats;
 use crate::types::{DType, Op, Rank, ReduceOp};
 
@@ -379,9 +380,7 @@ fn a_rank_that_does_not_replay() {
         if rank == 0 {
             device.launch(&graph, stream);
             device.synchronise(stream);
-            while comm.exec.failure().is_none() {
-                std::thread::yield_now();
-            }
+            wait_until("no failure", || comm.exec.failure().is_some());
             assert!(matches!(sums.run(), Err(Error::Revoked { .. })));
         }
     });
@@ -426,9 +425,7 @@ fn graphs_leave_nothing_behind() {
             sums.expect(2);
             drop(graph);
             // The progress thread notices that the graph is gone.
-            while DeviceState::of(&comm.exec.state).graphs.is_any() {
-                std::thread::yield_now();
-            }
+            wait_until("the graph is there", || !DeviceState::of(&comm.exec.state).graphs.is_any());
             pinned.push(device.pinned());
             comm.barrier().unwrap();
         }

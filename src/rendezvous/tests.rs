@@ -13,6 +13,7 @@ use crate::rendezvous::run_info::{self, RunInfo};
 use crate::rendezvous::signed::in_run;
 use crate::rendezvous::start::Start;
 use crate::rendezvous::store::{self, Store, StoreUrl};
+use crate::sys::wait_until;
 use crate::timeouts::{REASON_GRACE, RUN_INFO_CHECK};
 use crate::types::Rank;
 use crate::wire::hexadecimal;
@@ -180,10 +181,8 @@ impl Store for Disturbed {
             self.store.set(&in_run(&run, &key_share_of(2)), b"garbage", timeout)?;
             self.store.set(&in_run(&run, &secret_for(1)), &[7; 64], timeout)?;
         }
-        // Waits until rank 1 has read the stranger's value.
-        let until = Instant::now() + timeout;
-        while key.ends_with(&secret_for(1)) && self.reads.load(Ordering::Relaxed) < 2 && Instant::now() < until {
-            std::thread::yield_now();
+        if key.ends_with(&secret_for(1)) {
+            wait_until("rank 1 does not read the stranger's value", || self.reads.load(Ordering::Relaxed) > 1);
         }
         self.store.set(key, value, timeout)
     }
@@ -249,9 +248,9 @@ fn the_end_of_a_former_run_does_not_end_the_next() {
         drop(former);
         std::thread::scope(|scope| {
             let one = scope.spawn(|| gather_members(&store, 1, 2, late()).map(drop));
-            while store.reads_of_table.load(Ordering::Relaxed) < 2 && !one.is_finished() {
-                std::thread::yield_now();
-            }
+            wait_until("rank 1 does not read the table", || {
+                store.reads_of_table.load(Ordering::Relaxed) > 1 || one.is_finished()
+            });
             gather_members(&store, 0, 2, Instant::now() + 10 * REASON_GRACE).map(drop).unwrap();
             one.join().unwrap().unwrap();
         });
@@ -295,9 +294,7 @@ impl<'a> View<'a> {
     /// Waits until a rank has read the run info so often that it has waited longer than for a
     /// process that has its rank, or until it has ended.
     fn is_read_by<T>(&self, rank: &std::thread::ScopedJoinHandle<'_, T>) {
-        while self.reads_of_run_info.load(Ordering::Relaxed) < 100 && !rank.is_finished() {
-            std::thread::yield_now();
-        }
+        wait_until("no rank reads it", || self.reads_of_run_info.load(Ordering::Relaxed) >= 100 || rank.is_finished());
     }
 }
 
@@ -417,9 +414,7 @@ fn a_start_reads_the_keys_of_each_rank_about_once() {
                         let store = &store;
                         move || gather_members(store, rank, RANKS, late()).map(drop)
                     });
-                    while !store.holds_key(&peer_info_of(rank)) && !joins.is_finished() {
-                        std::thread::yield_now();
-                    }
+                    wait_until("a rank does not come", || store.holds_key(&peer_info_of(rank)) || joins.is_finished());
                     joins
                 })
                 .collect();

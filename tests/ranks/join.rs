@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use crate::common;
-use crate::common::{Barrier, PATIENCE, fresh, on_every_transport};
+use crate::common::{Barrier, PATIENCE, fresh, on_every_transport, wait_until};
 use kolo::{Builder, Communicator, Error, ReduceOp, Store, StoreError};
 
 const SECRET: [u8; 32] = [7; 32];
@@ -442,9 +442,7 @@ fn a_job_that_starts_again_admits_a_newcomer_of_the_last_one() {
             move |key: &str, is_set: bool| _ = of_store.fetch_or(is_set && key.contains("/closed"), Ordering::Relaxed);
         let store = Watched { memory: memory.clone(), before_set: |_: &Memory, _: &str, _: &[u8]| Ok(()), after_get };
         let newcomer = scope.spawn(|| check(&newcomer(Arc::new(store)).start_timeout(PATIENCE).connect().unwrap()));
-        while !seen.load(Ordering::Relaxed) && !newcomer.is_finished() {
-            std::thread::yield_now();
-        }
+        wait_until("the newcomer does not look", || seen.load(Ordering::Relaxed) || newcomer.is_finished());
         run(|comm| drop(grow_to(comm, 3)));
         newcomer.join().unwrap();
     });

@@ -315,10 +315,7 @@ fn values_of_a_crashed_run_in_a_store_do_no_harm() {
         if rank == 0 {
             // Rank 0 comes after rank 1 has read the earlier run's keys many times, for longer than
             // it takes to find a living rank.
-            let deadline = Instant::now() + Duration::from_secs(60);
-            while second.gets.load(Ordering::Relaxed) < 150 && Instant::now() < deadline {
-                std::thread::yield_now();
-            }
+            wait_until("rank 1 does not read", || second.gets.load(Ordering::Relaxed) >= 150);
         }
         builder.store_object(second.clone()).start_timeout(Duration::from_secs(90))
     });
@@ -448,7 +445,7 @@ impl Store for Memory {
             if value.is_some() || Instant::now() >= deadline {
                 return Ok(value);
             }
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 

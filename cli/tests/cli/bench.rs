@@ -25,7 +25,7 @@ fn every_operation_computes_what_it_should() {
             [&["--registered", "--dtype", "bf16", "--root", "1"], &["--transport", "tcp", "--dtype", "u8", "--redop", "max"]];
         // In turns, unless every case is tried.
         for more in [&[][..]].into_iter().chain(if all() { others.to_vec() } else { vec![others[op.len() % 2]] }) {
-            let arguments = [&[op, "--sizes", "8,1000,70K", "--iters", "1", "--warmup", "1", "--check", "--wide"], more].concat();
+            let arguments = [&[op, "--sizes", "8,1000,70K", "--iters", "1", "--warmup", "0", "--check", "--wide"], more].concat();
             let table = run("3", &arguments);
             assert!(table.contains("Out of bounds values : 0 OK"), "{table}");
             assert!(table.contains("algbw") && table.contains("#wrong") && table.contains("p99"), "{table}");
@@ -46,7 +46,7 @@ fn large_buffers_are_right_by_every_way_that_they_can_pass() {
                 continue;
             }
             // Wide elements are few to check.
-            let bench = ["bench", op, "--wide", "--dtype", "f64", "--sizes", "1M,9M", "--iters", "1", "--warmup", "1", "--check"];
+            let bench = ["bench", op, "--wide", "--dtype", "f64", "--sizes", "1M,9M", "--iters", "1", "--warmup", "0", "--check"];
             let output = kolo(&[&["run", "-n", "3", "--"], &bench[..], &["--copy-mode", copy_mode]].concat());
             assert!(text(&output.stdout).contains("Out of bounds values : 0 OK"), "{copy_mode} {op}: {output:?}");
             // On a busy machine there may be other warnings: of a rank that does not answer, for example.

@@ -233,7 +233,7 @@ fn lines_fit_a_terminal() {
     with(&plan);
     with(&[&plan[..], &["--simulate"]].concat());
     with(&["plan", "no_such_operation", "--ranks", "4"]);
-    with(&["compare", "--rounds", "2", "--sizes", "8,100K", "--with", "openmpi,mpich,gloo,bounds"]);
+    with(&["compare", "--rounds", "1", "--sizes", "8,100K", "--with", "openmpi,mpich,gloo,bounds"]);
     with(&["compare", "--with", "glo"]);
     with(&["soak", "--minutes", "0", "--seed", "1"]);
     with(&["doctor"]);

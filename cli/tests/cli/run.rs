@@ -30,7 +30,7 @@ impl Drop for EndsAfter {
         let deadline = Instant::now() + PATIENCE;
         // The launcher waits for its ranks: none of them stays as a zombie.
         while self.0.iter().any(|pid| lives(*pid)) && Instant::now() < deadline {
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }

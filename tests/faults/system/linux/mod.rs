@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use kolo::Communicator;
 
-use crate::job::Job;
+use crate::job::{Job, wait_until};
 use crate::processes::on_every_transport;
 use crate::rank::{Calls, Task, collectives, say};
 use crate::runner::Outcome::{self, Passed};
@@ -81,9 +81,7 @@ pub(crate) fn stop(pid: u32) {
         stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['T', 't', 'Z', 'X']))
     };
     let tasks = || std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
-    while tasks().any(runs) {
-        std::thread::yield_now();
-    }
+    wait_until("the process runs", || !tasks().any(runs));
 }
 
 /// Continues a stopped process.
