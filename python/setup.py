@@ -1,6 +1,7 @@
 """Builds pykolo: the module, with the program kolo, the shared library and its header.
 
-The wheel also has the program's man pages, and its completions for bash, zsh and fish.
+For Linux it also has what `kolo run --nccl` loads: the functions of NCCL, in lib/kolo/libnccl.so.2 of the
+environment. The wheel also has the program's man pages, and its completions for bash, zsh and fish.
 
 cargo builds them from the repository around this folder, or from `kolo` inside it in a source
 distribution. KOLO_BUILT=/FOLDER uses a folder with the program and the library in place of cargo.
@@ -42,6 +43,8 @@ PROGRAM = "kolo.exe" if IS_WINDOWS else "kolo"
 
 # A wheel has no links, so the library has the name that programs load.
 NAME = {"libkolo.so": f"libkolo.so.{ABI}", "libkolo.dylib": f"libkolo.{ABI}.dylib"}.get(SHARED, SHARED)
+# The functions of NCCL, which has no programs for other systems.
+NCCL = "libkolo_nccl.so" if SHARED == "libkolo.so" else None
 LINKED = "${prefix}/lib/" + ("libkolo.dll.a" if IS_WINDOWS else NAME)
 PKG_CONFIG = f"""prefix=${{pcfiledir}}/../..
 includedir=${{prefix}}/include
@@ -57,9 +60,11 @@ Cflags: -I${{includedir}}
 
 def built_by_cargo():
     """Builds with the features of KOLO_FEATURES. Returns the folder."""
-    packages = ("kolo-capi", "kolo-cli")
+    packages = ["kolo-capi", "kolo-cli"]
     features = [name for name in os.environ.get("KOLO_FEATURES", "cuda").split(",") if name]
     given = [f"{package}/{name}" for package in packages for name in features]
+    if NCCL:
+        packages.append("kolo-nccl")
     command = ["cargo", "build", "--profile", "dist", *(f"--package={package}" for package in packages), "--features", ",".join(given)]
     try:
         subprocess.run(command, cwd=REPOSITORY, check=True)
@@ -149,7 +154,9 @@ class Package(Distribution):
 
 
 class InstallData(install_data):
-    """Adds man pages and completions where shells and `man` look for them."""
+    """Adds man pages and completions where shells and `man` look for them, and NCCL's functions where the
+    program does.
+    """
 
     def run(self):
         pages = os.environ.get("KOLO_MAN") or str(HERE / "build" / "man")
@@ -162,6 +169,13 @@ class InstallData(install_data):
             ("share/zsh/site-functions", [str(completions / "_kolo")]),
             ("share/fish/vendor_completions.d", [str(completions / "kolo.fish")]),
         ]
+        # A folder of KOLO_BUILT may lack it.
+        if NCCL and (built() / NCCL).is_file():
+            library = HERE / "build" / "nccl" / "libnccl.so.2"
+            library.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(built() / NCCL, library)
+            strip(library)
+            self.data_files.append(("lib/kolo", [str(library)]))
         super().run()
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds a Debian package with the program kolo, its man pages and completions, and the C library:
+# Builds a Debian package with the program kolo, its man pages and completions, the C library, and NCCL's functions:
 # target/debian/kolo_*.deb. Needs cargo and cargo-deb (cargo install cargo-deb).
 #
 #     scripts/debian.sh

@@ -16,7 +16,7 @@
 #             default: this machine's
 #   FEATURES  features of the library: cuda, redis, tls; default: cuda, which needs nothing of CUDA
 #             to build or to start
-#   PROGRAM   1 to install the program, too
+#   PROGRAM   1 to install the program, too; on Linux with what `kolo run --nccl` loads: LIBDIR/kolo/libnccl.so.2
 #   BUILT     a folder with what cargo has built already; the script then builds nothing
 set -eu
 
@@ -65,13 +65,14 @@ esac
 built=${BUILT:-${CARGO_TARGET_DIR:-target}/${TARGET:+$TARGET/}$built}
 crates=kolo-capi
 [ -z "${PROGRAM:-}" ] || crates="kolo-capi kolo-cli"
+case ${PROGRAM:+$target} in *-linux-*) nccl=kolo-nccl ;; *) nccl= ;; esac
 if [ -z "${BUILT:-}" ]; then
     for crate in $crates; do
         set -- "$@" --package "$crate"
         for feature in $(echo "${FEATURES-cuda}" | tr , ' '); do set -- "$@" --features "$crate/$feature"; done
     done
     shift
-    cargo build --profile "$profile" "$@" ${TARGET:+--target "$TARGET"}
+    cargo build --profile "$profile" "$@" ${nccl:+--package $nccl} ${TARGET:+--target "$TARGET"}
 fi
 version=$(cargo pkgid --package kolo-capi | sed 's/.*[#@]//')
 case $version in
@@ -140,6 +141,12 @@ if [ -n "${PROGRAM:-}" ]; then
         install -m 755 "$program" "$to/bin/"
         [ "$strip" = 0 ] || "$strip" $debug "$to/bin/${program##*/}"
     done
+    if [ -n "$nccl" ]; then
+        # By this name in a folder of its own: ldconfig would have it take the place of NVIDIA's for all programs.
+        mkdir -p "$lib/kolo"
+        install -m 755 "$built/libkolo_nccl.so" "$lib/kolo/libnccl.so.2"
+        [ "$strip" = 0 ] || "$strip" $debug "$lib/kolo/libnccl.so.2"
+    fi
     install -m 644 cli/completions/kolo "$share/bash-completion/completions/"
     install -m 644 cli/completions/_kolo "$share/zsh/site-functions/"
     install -m 644 cli/completions/kolo.fish "$share/fish/vendor_completions.d/"

@@ -35,6 +35,7 @@ for crate in kolo-capi kolo-cli; do
     features+=(--package "$crate")
     for feature in $(tr , ' ' <<<"${FEATURES-cuda}"); do features+=(--features "$crate/$feature"); done
 done
+linux=("${features[@]}" --package kolo-nccl)
 # The same sources give the same wheels, whatever the folder and the time.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH
@@ -56,12 +57,12 @@ for platform in "${platforms[@]}"; do
         target=${platform%-musl}-unknown-linux-musl
         rustup target add "$target"
         # A shared library needs a shared musl.
-        RUSTFLAGS="$RUSTFLAGS -C target-feature=-crt-static" cargo zigbuild --profile dist "${features[@]}" --target "$target"
+        RUSTFLAGS="$RUSTFLAGS -C target-feature=-crt-static" cargo zigbuild --profile dist "${linux[@]}" --target "$target"
         tag=musllinux_1_2_${platform%-musl} c=${platform%-musl}-linux-musl
     else
         target=$platform-unknown-linux-gnu
         rustup target add "$target"
-        cargo zigbuild --profile dist "${features[@]}" --target "$target.2.28"
+        cargo zigbuild --profile dist "${linux[@]}" --target "$target.2.28"
         tag=manylinux_2_28_$platform c=$platform-linux-gnu.2.28
     fi
     # zig compiles C for Linux. Debian keeps a part of Python's headers, which fit all, in a folder of the
@@ -102,6 +103,10 @@ for package in "${packages[@]}"; do
         }
         grep -q "pykolo/_fast.abi3.so" <<<"$(python -m zipfile -l "$wheel")" || {
             echo "$0: $wheel has no pykolo._fast: install Python's headers" >&2
+            exit 1
+        }
+        grep -q "lib/kolo/libnccl.so.2" <<<"$(python -m zipfile -l "$wheel")" || {
+            echo "$0: $wheel has no libnccl.so.2" >&2
             exit 1
         }
     done

@@ -68,6 +68,9 @@ pub(crate) struct Args {
     /// Say which processors each rank may use, and what OMP_NUM_THREADS is
     #[arg(long)]
     pub(super) report_bindings: bool,
+    /// Have programs for NCCL run on kolo, unchanged: the ranks load its libnccl.so.2 (LD_PRELOAD)
+    #[arg(long)]
+    pub(super) nccl: bool,
     /// Write what ranks write into files of this folder: rank-0.out, rank-0.err and so on
     #[arg(long, value_name = "FOLDER")]
     pub(super) log_dir: Option<PathBuf>,

@@ -12,6 +12,7 @@ mod failures;
 mod guard;
 mod local;
 mod logs;
+mod nccl;
 mod output;
 pub(crate) mod process;
 mod program;
@@ -81,7 +82,7 @@ fn launch(attempt: &Attempt<'_>) -> Result<Ended, Refusal> {
         return Err("--address needs --hosts or --hostfile: ranks on this machine reach the store on loopback".to_owned().into());
     }
     let count = args.ranks.ok_or_else(|| "give the number of ranks with -n".to_owned())?.most as usize;
-    let program = Program::new(&args.program)?;
+    let program = Program::new(&args.program)?.with_nccl(args.nccl)?;
     attempt.check(&program, count, args.directory.is_none())?;
     let exported = exported(&args.exported)?;
     let credentials = Credentials::new()?;
@@ -109,6 +110,7 @@ fn launch(attempt: &Attempt<'_>) -> Result<Ended, Refusal> {
         }
         command.envs(exported.iter().chain(&attempt.variables()).map(|(name, value)| (name, value)));
         job.tell(&mut command, rank);
+        program.replace_nccl(&mut command);
         if args.report_bindings {
             complain(&format!("kolo run: {}", bindings.describe(&command, rank, rank)));
         }

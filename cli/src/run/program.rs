@@ -6,6 +6,8 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use super::nccl::Nccl;
+
 /// Commands of this program that ranks run.
 const BUILT_IN: [&str; 1] = ["bench"];
 
@@ -33,6 +35,8 @@ pub(super) struct Program<'a> {
     file: OsString,
     arguments: &'a [OsString],
     pub(super) is_built_in: bool,
+    /// What its ranks load in place of NCCL.
+    nccl: Option<Nccl>,
 }
 
 impl Program<'_> {
@@ -41,9 +45,19 @@ impl Program<'_> {
         let (file, arguments) = words.split_first().ok_or("no program was given")?;
         if BUILT_IN.iter().any(|name| file == name) {
             let this = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
-            return Ok(Program { file: this.into_os_string(), arguments: words, is_built_in: true });
+            return Ok(Program { file: this.into_os_string(), arguments: words, is_built_in: true, nccl: None });
         }
-        Ok(Program { file: file.clone(), arguments, is_built_in: false })
+        Ok(Program { file: file.clone(), arguments, is_built_in: false, nccl: None })
+    }
+
+    /// Has its ranks load kolo in place of NCCL, if that is wanted.
+    pub(super) fn with_nccl(self, is_wanted: bool) -> Result<Self, String> {
+        Ok(Program { nccl: is_wanted.then(Nccl::find).transpose()?, ..self })
+    }
+
+    /// To be called when a rank's command has the variables that the user exports.
+    pub(super) fn replace_nccl(&self, command: &mut Command) {
+        self.nccl.iter().for_each(|nccl| nccl.apply(command));
     }
 
     /// Returns the words of a command of this program that the ranks run: `bench` and its arguments.

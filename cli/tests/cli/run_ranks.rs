@@ -371,3 +371,30 @@ fn survivors_name_the_culprit() {
         assert_eq!(child.wait().unwrap().code(), Some(137));
     }
 }
+
+/// In a prefix, as packages install it. A library that the user preloads comes after it, and a choice of the user stays.
+#[cfg(target_os = "linux")]
+#[test]
+fn ranks_load_the_library_in_place_of_nccl_that_is_installed_with_the_program() {
+    let prefix = Folder::new("prefix");
+    let program = prefix.0.join("bin/kolo");
+    std::fs::create_dir(prefix.0.join("bin")).unwrap();
+    std::fs::copy(env!("CARGO_BIN_EXE_kolo"), &program).unwrap();
+    let library = prefix.0.join("lib64/kolo/libnccl.so.2");
+    // The loader complains about a file that is no library.
+    let script = "echo \"$LD_PRELOAD $VLLM_NCCL_SO_PATH\"";
+    let run = |more: &[&str]| {
+        let arguments = [&["run", "-n", "2", "--no-prefix", "--nccl"], more, &["--", "sh", "-c", script]].concat();
+        let output = Command::new(&program).args(arguments).env_remove("LD_PRELOAD").output().unwrap();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, out, err) = run(&[]);
+    let none = format!("kolo run: --nccl: there is no libnccl.so.2 of kolo under {}/lib; ", prefix.0.display());
+    assert!(code == Some(125) && out.is_empty() && err.starts_with(&none), "{code:?} {out} {err}");
+    std::fs::create_dir_all(library.parent().unwrap()).unwrap();
+    std::fs::write(&library, "").unwrap();
+    let library = library.display();
+    assert_eq!(run(&[]).1, format!("{library} {library}\n").repeat(2));
+    let given = ["-x", "LD_PRELOAD=/other.so", "-x", "VLLM_NCCL_SO_PATH=/its.so"];
+    assert_eq!(run(&given).1, format!("{library}:/other.so /its.so\n").repeat(2));
+}

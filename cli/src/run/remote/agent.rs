@@ -126,7 +126,7 @@ fn prepare(job: &Job) -> Result<(Program<'_>, SocketAddr, Bindings), String> {
     })?;
     let own = connected.local_addr().and_then(|own| program::free_address(own.ip()));
     let own = own.map_err(|error| format!("no port is free: {error}"))?;
-    Ok((Program::new(&job.program)?, own, Bindings::new(job.bind_to, job.ranks)?))
+    Ok((Program::new(&job.program)?.with_nccl(job.has_nccl)?, own, Bindings::new(job.bind_to, job.ranks)?))
 }
 
 /// Starts to write frames, on a thread of its own: a write waits if the launcher does not read. The
@@ -260,6 +260,7 @@ impl Agent {
             let mut command = program.command(if has_input { Stdio::piped() } else { Stdio::null() });
             command.envs(job.environment.iter().map(|(name, value)| (name, value)));
             place.tell(&mut command, rank);
+            program.replace_nccl(&mut command);
             let (launcher, unread, at) = (&self.launcher, &self.unread, rank - job.first);
             if job.report_bindings {
                 // The launcher writes the name of the host before it.

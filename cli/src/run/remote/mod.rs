@@ -161,6 +161,7 @@ fn start(
             keep_going: args.keep_going,
             bind_to: args.bind_to,
             report_bindings: args.report_bindings,
+            has_nccl: args.nccl,
         };
         ranks.hosts.extend(of_host.clone().map(|_| Some(index)));
         let connection = agents.open(index, &host, of_host, receivers.clone());

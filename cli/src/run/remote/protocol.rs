@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::super::bind::BindTo;
 
 /// The agent's first line. Its number changes with the protocol.
-pub(super) const PREAMBLE: &[u8] = b"kolo agent: protocol 4\n";
+pub(super) const PREAMBLE: &[u8] = b"kolo agent: protocol 5\n";
 
 /// The largest frame of the launcher, in bytes: arguments and environment are at most this long.
 pub(super) const LARGEST_JOB: usize = 16 << 20;
@@ -46,6 +46,8 @@ pub(super) struct Job {
     pub(super) keep_going: bool,
     pub(super) bind_to: BindTo,
     pub(super) report_bindings: bool,
+    /// Whether the ranks load kolo in place of NCCL.
+    pub(super) has_nccl: bool,
 }
 
 /// What the launcher tells an agent.
