@@ -400,8 +400,16 @@ fn congestion_control(chosen: &CongestionControl) -> Option<Finding> {
 }
 
 fn processor() -> Finding {
-    let found = format!("{} cores for this process; reductions use {}", sys::cores(), reduce::instructions());
-    Finding::fine("processor", found)
+    let allowed = sys::domains(sys::Domain::Core).iter().map(Vec::len).sum();
+    Finding::fine("processor", format!("{}; reductions use {}", usable(sys::cores(), allowed), reduce::instructions()))
+}
+
+/// Says what a process has of the processors on which it may run; none are `allowed` if the system does not say.
+fn usable(cores: usize, allowed: usize) -> String {
+    if cores >= allowed {
+        return format!("{cores} core{} for this process", if cores == 1 { "" } else { "s" });
+    }
+    format!("the CPU quota leaves the time of {cores} of {allowed} cores; if ranks are more than {cores}, they wait asleep")
 }
 
 /// Descriptors of a rank beside its links: libraries, its listener, its store, connections to the
@@ -495,5 +503,19 @@ pub fn of_reading(outcome: &std::result::Result<(), String>) -> Finding {
             let what = format!("ranks of one machine cannot read each other's memory: {why}{policy}");
             Finding::warning(SUBJECT, what, sys::READING)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::usable;
+
+    #[test]
+    fn a_quota_is_told_apart_from_a_choice_of_processors() {
+        assert_eq!(usable(2, 2), "2 cores for this process");
+        assert_eq!(usable(1, 1), "1 core for this process");
+        // Where the system does not list them.
+        assert_eq!(usable(8, 0), "8 cores for this process");
+        assert!(usable(1, 4).starts_with("the CPU quota leaves the time of 1 of 4 cores; "));
     }
 }
