@@ -43,8 +43,10 @@ PROGRAM = "kolo.exe" if IS_WINDOWS else "kolo"
 
 # A wheel has no links, so the library has the name that programs load.
 NAME = {"libkolo.so": f"libkolo.so.{ABI}", "libkolo.dylib": f"libkolo.{ABI}.dylib"}.get(SHARED, SHARED)
-# The functions of NCCL, which has no programs for other systems.
-NCCL = "libkolo_nccl.so" if SHARED == "libkolo.so" else None
+FEATURES = [name for name in os.environ.get("KOLO_FEATURES", "cuda").split(",") if name]
+# The functions of NCCL, which has no programs for other systems. They need kolo's feature cuda, and cargo
+# would build the rest with it.
+NCCL = "libkolo_nccl.so" if SHARED == "libkolo.so" and "cuda" in FEATURES else None
 LINKED = "${prefix}/lib/" + ("libkolo.dll.a" if IS_WINDOWS else NAME)
 PKG_CONFIG = f"""prefix=${{pcfiledir}}/../..
 includedir=${{prefix}}/include
@@ -61,8 +63,7 @@ Cflags: -I${{includedir}}
 def built_by_cargo():
     """Builds with the features of KOLO_FEATURES. Returns the folder."""
     packages = ["kolo-capi", "kolo-cli"]
-    features = [name for name in os.environ.get("KOLO_FEATURES", "cuda").split(",") if name]
-    given = [f"{package}/{name}" for package in packages for name in features]
+    given = [f"{package}/{name}" for package in packages for name in FEATURES]
     if NCCL:
         packages.append("kolo-nccl")
     command = ["cargo", "build", "--profile", "dist", *(f"--package={package}" for package in packages), "--features", ",".join(given)]

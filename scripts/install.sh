@@ -16,7 +16,7 @@
 #             default: this machine's
 #   FEATURES  features of the library: cuda, redis, tls; default: cuda, which needs nothing of CUDA
 #             to build or to start
-#   PROGRAM   1 to install the program, too; on Linux with what `kolo run --nccl` loads: LIBDIR/kolo/libnccl.so.2
+#   PROGRAM   1 to install the program, too; on Linux, with the feature cuda, what `kolo run --nccl` loads: LIBDIR/kolo/libnccl.so.2
 #   BUILT     a folder with what cargo has built already; the script then builds nothing
 set -eu
 
@@ -65,7 +65,8 @@ esac
 built=${BUILT:-${CARGO_TARGET_DIR:-target}/${TARGET:+$TARGET/}$built}
 crates=kolo-capi
 [ -z "${PROGRAM:-}" ] || crates="kolo-capi kolo-cli"
-case ${PROGRAM:+$target} in *-linux-*) nccl=kolo-nccl ;; *) nccl= ;; esac
+# It needs kolo's feature cuda, and cargo would build the others with it.
+case ${PROGRAM:+$target},${FEATURES-cuda}, in *-linux-*,cuda,*) nccl=kolo-nccl ;; *) nccl= ;; esac
 if [ -z "${BUILT:-}" ]; then
     for crate in $crates; do
         set -- "$@" --package "$crate"

@@ -35,7 +35,8 @@ for crate in kolo-capi kolo-cli; do
     features+=(--package "$crate")
     for feature in $(tr , ' ' <<<"${FEATURES-cuda}"); do features+=(--features "$crate/$feature"); done
 done
-linux=("${features[@]}" --package kolo-nccl)
+linux=("${features[@]}")
+case ,${FEATURES-cuda}, in *,cuda,*) linux+=(--package kolo-nccl) nccl=1 ;; *) nccl= ;; esac
 # The same sources give the same wheels, whatever the folder and the time.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH
@@ -75,7 +76,7 @@ for platform in "${platforms[@]}"; do
         "$built/kolo" man "$pages" 2>/dev/null || [ -d "$pages" ] || cargo run --package kolo-cli -- man "$pages"
     fi
     rm -rf python/build
-    CC=$cc LDSHARED="$cc -shared" KOLO_BUILT=$built KOLO_PLATFORM=$tag KOLO_MAN=$pages python -m build --wheel python
+    CC=$cc LDSHARED="$cc -shared" KOLO_FEATURES=${FEATURES-cuda} KOLO_BUILT=$built KOLO_PLATFORM=$tag KOLO_MAN=$pages python -m build --wheel python
 done
 
 for package in "${packages[@]}"; do
@@ -105,7 +106,7 @@ for package in "${packages[@]}"; do
             echo "$0: $wheel has no pykolo._fast: install Python's headers" >&2
             exit 1
         }
-        grep -q "lib/kolo/libnccl.so.2" <<<"$(python -m zipfile -l "$wheel")" || {
+        [ -z "$nccl" ] || grep -q "lib/kolo/libnccl.so.2" <<<"$(python -m zipfile -l "$wheel")" || {
             echo "$0: $wheel has no libnccl.so.2" >&2
             exit 1
         }

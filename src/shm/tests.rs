@@ -756,7 +756,7 @@ mod taken_back {
             .unwrap();
         if peer_has_ended {
             // The process remains as a zombie until it is waited for.
-            crate::sys::wait_until("it lives", || crate::sys::has_ended(crate::sys::Process::with_id(peer.id())));
+            crate::sys::wait_until("the peer lives", || crate::sys::has_ended(crate::sys::Process::with_id(peer.id())));
         }
         let area = Area::new(Arc::new(Region::heap(2 * AREA)), AREA, 0, 2);
         let (members, host) = (Arc::<[usize]>::from([0, 1]), host_group::fuzz::of_threads(2).remove(0));

@@ -269,6 +269,9 @@ pub(crate) fn count_wrong<T: Pattern>(
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let block = plan.elements / ranks;
     let own = rank * block;
+    // Where these two leave their result.
+    let scattered =
+        if in_place && matches!(op, Operation::ReduceScatter | Operation::Scatter) { &got[own..own + block] } else { got };
     let tolerance = Tolerance::of::<T>(comm, redop);
     // The numbers of one rank, and what all of them are reduced to, from a position on.
     let of = |rank: usize, got: &[T], start: usize| {
@@ -278,20 +281,20 @@ pub(crate) fn count_wrong<T: Pattern>(
         let expected = |place| redop.map_or(0.0, |redop| reduced(redop, place, iteration, ranks));
         pattern::count_wrong(got, start, expected, tolerance)
     };
-    let of_each = |start: &dyn Fn(usize) -> usize| {
-        got.chunks(block.max(1)).enumerate().map(|(rank, chunk)| of(rank, chunk, start(rank))).sum()
+    let of_each = |start: usize, step: usize| {
+        got.chunks(block.max(1)).enumerate().map(|(rank, chunk)| of(rank, chunk, start + rank * step)).sum()
     };
     match op {
         Operation::Barrier => 0,
         Operation::Reduce | Operation::Gather if rank != root => 0,
         Operation::AllReduce | Operation::Reduce => of_all(got, 0),
         Operation::Broadcast => of(root, got, 0),
-        Operation::ReduceScatter => of_all(if in_place { &got[own..own + block] } else { got }, own),
-        Operation::Scatter => of(root, if in_place { &got[own..own + block] } else { got }, own),
+        Operation::ReduceScatter => of_all(scattered, own),
+        Operation::Scatter => of(root, scattered, own),
         // In place, a number depends on its position in the whole buffer; out of place, on the position in
         // the chunk of its rank.
-        Operation::AllGather | Operation::Gather => of_each(&|rank| if in_place { rank * block } else { 0 }),
-        Operation::AllToAll => of_each(&|_| own),
+        Operation::AllGather | Operation::Gather => of_each(0, if in_place { block } else { 0 }),
+        Operation::AllToAll => of_each(own, 0),
         Operation::SendRecv => of((rank + ranks - 1) % ranks, got, 0),
     }
 }

@@ -27,7 +27,7 @@ use pattern::Pattern;
 use report::{Report, Row};
 
 /// How long a measurement may go on after a signal.
-const MOST: Duration = Duration::from_secs(3);
+const MOST: Duration = Duration::from_secs(5);
 
 /// Measures. Returns the signal that ended the measurement, if one did.
 pub(crate) fn bench(args: &Args) -> Result<Option<Signal>, Failure> {

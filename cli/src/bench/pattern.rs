@@ -56,8 +56,9 @@ floats! {
     bf16, bf16::from_f32, bf16::to_f64, 1.0 / 128.0;
 }
 
-/// After how many positions the numbers begin again, so that those of a large buffer are computed once. It is
-/// a prime: no chunk, segment or page has a multiple of it, and what lands in the place of another is noticed.
+/// After how many positions the numbers begin again, so that a large buffer needs few of them computed. It is a
+/// prime, of which the lengths of chunks, segments and pages are no multiples: what lands in the place of another is
+/// noticed.
 const PERIOD: usize = 4093;
 
 /// Writes the numbers of the positions from 0 on.

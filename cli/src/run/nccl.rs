@@ -1,6 +1,6 @@
 //! `kolo run --nccl`: the ranks load kolo where they would load NVIDIA's NCCL.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -33,7 +33,7 @@ impl Nccl {
         Ok(Nccl(found))
     }
 
-    /// Has a rank load the library before any other.
+    /// Has a rank load the library before any that needs NCCL.
     pub(super) fn apply(&self, command: &mut Command) {
         let of_rank = |name: &str| {
             let exported = command.get_envs().find(|(exported, _)| *exported == name);
@@ -41,14 +41,24 @@ impl Nccl {
                 .map_or_else(|| std::env::var_os(name), |(_, value)| value.map(OsStr::to_owned))
                 .filter(|value| !value.is_empty())
         };
-        let mut preloaded = OsString::from(&self.0);
-        if let Some(others) = of_rank("LD_PRELOAD") {
-            preloaded.push(":");
-            preloaded.push(others);
-        }
+        let joined = |first: &OsStr, then: &OsStr| [first, then].join(OsStr::new(":"));
+        let own = self.0.as_os_str();
+        let preloaded = match of_rank("LD_PRELOAD") {
+            // Tools wrap the functions of what comes after them; sanitizers must come first.
+            Some(others) if !others.to_string_lossy().contains("libnccl") => joined(&others, own),
+            Some(others) => joined(own, &others),
+            None => own.to_owned(),
+        };
+        // musl's loader knows a library by the path that it was loaded from, and not by the name in it.
+        let folder = self.0.parent().filter(|_| cfg!(target_env = "musl"));
+        let folders = folder.map(|folder| match of_rank("LD_LIBRARY_PATH") {
+            Some(others) => joined(folder.as_os_str(), &others),
+            None => folder.as_os_str().to_owned(),
+        });
         // It loads a library by its path.
-        let vllm = of_rank("VLLM_NCCL_SO_PATH").unwrap_or_else(|| self.0.clone().into_os_string());
+        let vllm = of_rank("VLLM_NCCL_SO_PATH").unwrap_or_else(|| own.to_owned());
         command.env("LD_PRELOAD", preloaded).env("VLLM_NCCL_SO_PATH", vllm);
+        command.envs(folders.map(|folders| ("LD_LIBRARY_PATH", folders)));
     }
 }
 

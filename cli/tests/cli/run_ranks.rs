@@ -372,7 +372,8 @@ fn survivors_name_the_culprit() {
     }
 }
 
-/// In a prefix, as packages install it. A library that the user preloads comes after it, and a choice of the user stays.
+/// In a prefix, as packages install it. What the user preloads comes before it, unless that is NCCL, and a choice of
+/// the user stays.
 #[cfg(target_os = "linux")]
 #[test]
 fn ranks_load_the_library_in_place_of_nccl_that_is_installed_with_the_program() {
@@ -396,5 +397,7 @@ fn ranks_load_the_library_in_place_of_nccl_that_is_installed_with_the_program() 
     let library = library.display();
     assert_eq!(run(&[]).1, format!("{library} {library}\n").repeat(2));
     let given = ["-x", "LD_PRELOAD=/other.so", "-x", "VLLM_NCCL_SO_PATH=/its.so"];
-    assert_eq!(run(&given).1, format!("{library}:/other.so /its.so\n").repeat(2));
+    assert_eq!(run(&given).1, format!("/other.so:{library} /its.so\n").repeat(2));
+    let out = run(&["-x", "LD_PRELOAD=/its/libnccl.so.2"]).1;
+    assert_eq!(out, format!("{library}:/its/libnccl.so.2 {library}\n").repeat(2));
 }
