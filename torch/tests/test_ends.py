@@ -396,7 +396,9 @@ def test_completion_hooks_are_told_of_every_call(tmp_path):
             continue
         # The call of the hook ends while the hook runs.
         assert sorted(info[:2] for info in infos) == [("ALLREDUCE", 1), ("ALLREDUCE", 2), ("ALLREDUCE", 4), ("BROADCAST", 3)]
-        assert all(0 < seconds < PATIENCE and thread != "kolo-progress" for _, _, seconds, thread in infos), infos
+        # Python counts whole microseconds: a short call may take none.
+        assert all(0 <= seconds < PATIENCE and thread != "kolo-progress" for _, _, seconds, thread in infos), infos
+        assert any(seconds > 0 for _, _, seconds, _ in infos), infos
 
 
 # ---- PyTorch's flight recorder ----
