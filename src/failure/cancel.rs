@@ -82,9 +82,9 @@ pub(crate) struct Wait {
     pub(crate) is_for_any: bool,
     /// A rank that is gone and may have been the sender. It keeps this rank waiting rather than
     /// `peer`, which is alive.
-    missed: Option<Rank>,
-    /// When the operation last said that it waits.
-    seen: Instant,
+    pub(super) missed: Option<Rank>,
+    /// When the operation last said that it waits: it had looked, and nothing had come.
+    pub(super) seen: Instant,
 }
 
 impl Wait {
@@ -111,7 +111,7 @@ impl CancelToken {
                 completed.map(|completed| (since, completed.min(before))).filter(|_| !self.is_cancelled() || spared.is_some());
         }
         self.cancelled.store(true, Ordering::Release);
-        self.wakers.lock().iter().for_each(|wake| wake());
+        self.wake();
         let parts = self.parts.lock().clone();
         parts.iter().for_each(|part| part.cancel());
     }
@@ -159,9 +159,14 @@ impl CancelToken {
         }
     }
 
-    /// Has `wake` called when the token is cancelled.
+    /// Has `wake` called when the token is cancelled, and when operations that sleep have to look again.
     pub(crate) fn attach(&self, wake: impl Fn() + Send + Sync + 'static) {
         self.wakers.lock().push(Box::new(wake));
+    }
+
+    /// Wakes the operations that sleep: each looks again for what it waits for.
+    pub(super) fn wake(&self) {
+        self.wakers.lock().iter().for_each(|wake| wake());
     }
 
     /// Notes that an operation is about to sleep until a peer acts.

@@ -144,11 +144,24 @@ fn check_peer(status: &CommStatus, control: &dyn ControlChannel, wait: &Wait, ca
     };
     let now = Instant::now();
     let Absence { gone, lost } = absence;
-    for (cause, since, patience) in [(gone, &mut case.gone, LATE_MESSAGES), (lost, &mut case.lost, PEER_OUT_OF_REACH)] {
-        match cause {
-            None => *since = None,
-            Some(cause) if now.duration_since(*since.get_or_insert(now)) >= patience => absent(status, wait, mine, cause),
-            Some(_) => case.pause = FIRST_QUERY,
+    // An open link says itself when all that the peer has sent has come; only that of a host that was started
+    // anew does not.
+    let is_open = wait.moved.is_some() && gone == Some(Cause::Gone);
+    let last_messages = if is_open { PEER_OUT_OF_REACH } else { LATE_MESSAGES };
+    for (cause, since, patience) in [(gone, &mut case.gone, last_messages), (lost, &mut case.lost, PEER_OUT_OF_REACH)] {
+        let Some(cause) = cause else {
+            *since = None;
+            continue;
+        };
+        let until = *since.get_or_insert(now) + patience;
+        if now < until {
+            case.pause = FIRST_QUERY;
+        } else if wait.seen < until {
+            // The waiting rank has not looked since: what it waits for may be there.
+            status.cancel.wake();
+            case.pause = DETECTOR_LOOK;
+        } else {
+            absent(status, wait, mine, cause);
         }
     }
     case.next = now + case.pause;
@@ -228,5 +241,71 @@ fn warn(wait: &Wait, mine: Descriptor, case: &mut Case, what: &str) {
     let after = wait.since.elapsed();
     if after >= SUSPECT && !std::mem::replace(&mut case.has_warned, true) {
         crate::log::warn!(rank = wait.peer, after = %shown::time(after), "{} waits for a rank that {what}", mine.op);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+    use crate::failure::cancel::Moved;
+    use crate::trace::{RankOfJob, Recorder};
+    use crate::types::{Member, Op};
+
+    /// A peer that does not answer, for this reason.
+    struct Silent(QueryError);
+
+    impl ControlChannel for Silent {
+        fn ask(&self, _: Rank, _: &Query, _: Duration) -> Result<Reply, QueryError> {
+            Err(self.0.clone())
+        }
+    }
+
+    const MINE: Descriptor = Descriptor { op: Op::Barrier, seq: 3, ..Descriptor::nothing() };
+
+    fn status() -> CommStatus {
+        let members = vec![Member { host: "here".into(), pid: 1 }; 2];
+        let job_rank = RankOfJob { job: "test".to_owned(), run: 1, rank: 0, members };
+        CommStatus::new(0, [0, 1].into(), Recorder::new(job_rank, None, None).open(1, 0, [0, 1].into()))
+    }
+
+    /// A rank that is late itself, because its host is busy, may find that what it waits for has come.
+    #[test]
+    fn a_peer_is_absent_once_the_waiting_rank_has_looked_again() {
+        let unreachable = QueryError::Unreachable { address: "there".into(), kind: std::io::ErrorKind::TimedOut };
+        let (late, long): (Duration, Duration) = (LATE_MESSAGES, PEER_OUT_OF_REACH);
+        let cases: [(QueryError, Moved, Duration); 5] = [
+            (QueryError::Died, None, late),
+            (QueryError::Died, Some(7), late),
+            (QueryError::Gone, None, late),
+            // The link says when all has come.
+            (QueryError::Gone, Some(7), long),
+            (unreachable, Some(7), long),
+        ];
+        for (error, moved, patience) in cases {
+            let status = status();
+            let woken = Arc::new(AtomicU32::new(0));
+            let wakes = woken.clone();
+            status.cancel.attach(move || _ = wakes.fetch_add(1, Ordering::Relaxed));
+            let now = Instant::now();
+            let mut case = Case { since: now, next: now, pause: FIRST_QUERY, gone: None, lost: None, has_warned: false };
+            // `over`: when the peer has been absent for too long. `seen`: when this rank looked last.
+            let mut look = |over: Option<Instant>, seen: Instant| {
+                for since in [&mut case.gone, &mut case.lost] {
+                    *since = since.and(over).map(|over| over - patience);
+                }
+                let words = MINE.encode();
+                let wait = Wait { peer: 1, moved, words, since: now, is_for_any: false, missed: None, seen };
+                check_peer(&status, &Silent(error.clone()), &wait, &mut case);
+                (status.reports().len(), woken.load(Ordering::Relaxed))
+            };
+            let later = now + Duration::from_secs(3600);
+            assert_eq!(look(None, later), (0, 0), "{error:?}: absent for the first time");
+            assert_eq!(look(Some(later), later), (0, 0), "{error:?}: last messages may be on the way");
+            let earlier = now - Duration::from_nanos(1);
+            assert_eq!(look(Some(now), earlier), (0, 1), "{error:?}: this rank has not looked since");
+            assert_eq!(look(Some(now), now), (1, 2), "{error:?}: it has, and nothing came");
+        }
     }
 }
