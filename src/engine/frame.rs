@@ -120,6 +120,11 @@ impl Inbox {
         self.len == 0 && !self.has_unexpected
     }
 
+    /// Whether the next message is there, and no operation has taken it.
+    pub(super) fn is_held(&self) -> bool {
+        self.len == HEADER && !self.is_taken
+    }
+
     /// Whether the payload of a message is next.
     #[inline]
     pub(super) fn is_taken(&self) -> bool {

@@ -128,11 +128,12 @@ impl Engine {
             }
             None => Active::new(self.outbox.begin(key), job),
         };
-        // The first of all is behind no other job.
-        if !active.is_empty()
-            && let Some(end) = Instant::now().checked_add(job.job.context.left())
-        {
-            self.soonest = Some(self.soonest.map_or(end, |soonest| soonest.min(end)));
+        // A job alone is behind no other. The one that was alone may be so from now on.
+        if !active.is_empty() {
+            let first = active.iter().next().filter(|_| self.soonest.is_none());
+            let now = Instant::now();
+            let ends = first.into_iter().chain([&job]).filter_map(|job| now.checked_add(job.job.context.left()));
+            self.soonest = ends.chain(self.soonest).min();
         }
         active.push(job)
     }

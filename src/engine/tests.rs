@@ -504,6 +504,24 @@ fn a_link_is_slept_on_again_after_a_message_that_did_not_fit() {
     }
 }
 
+/// The link of a rank that is ahead, in a collective, is always ready: a receive from any rank would not sleep.
+#[test]
+fn a_receive_from_any_rank_does_not_sleep_on_the_link_of_a_rank_that_is_ahead() {
+    let (mut engine, opener) = engine_of_three();
+    let mut ahead = opener(1).link(0);
+    let info = info_of_three(LATE);
+    let barrier = Descriptor { op: Op::Barrier, seq: 1, ..Descriptor::nothing() };
+    let header = Frame { kind: Kind::Data, len: 0, descriptor: barrier.encode() }.encode();
+    // SAFETY: it is borrowed for the call.
+    assert_eq!(unsafe { ahead.send(&[RawSlice::of(&header)]) }, Ok(HEADER));
+    let (mut into, mut from) = ([0; 16], usize::MAX);
+    let mut jobs = [receives_from(&info, 0, &mut into, Some(&mut from))].into_iter();
+    // SAFETY: the buffers live until the end.
+    let paused = unsafe { engine.run_together(|| Some((jobs.next()?, None)), |_| {}, || !info.cancel.waits().is_empty()) };
+    assert_eq!(paused.unwrap().len(), 1);
+    assert_eq!(engine.waits.iter().map(|(peer, ..)| *peer).collect::<Vec<_>>(), [2]);
+}
+
 /// The failure detector asks only ranks of which a wait is noted.
 #[test]
 fn a_receive_behind_one_from_any_rank_is_seen_to_wait() {
@@ -528,10 +546,18 @@ fn a_deadline_behind_many_is_kept() {
     let _stepped = unsafe { engine.begin_stepped(jobs) };
     assert!(engine.soonest.is_some_and(|soonest| soonest <= Instant::now() + SOON));
 
-    let mut jobs = buffers[999..].iter_mut().zip([&late, &soon]).map(|(into, info)| receives(info, into, None));
-    // SAFETY: as above.
-    let result = unsafe { engine.run_together(|| Some((jobs.next()?, None)), |_| {}, || false) };
-    assert!(matches!(result, Err(Error::Peer { rank: 1, cause: Cause::Silent { deadline: SOON }, .. })));
+    // The second deadline is the first to pass, or that of a job which was alone at first; it looks after the
+    // receive with the lower tag.
+    for (infos, tags) in [([&late, &soon], [0, 0]), ([&soon, &late], [9, 1])] {
+        let mut jobs = buffers[999..].iter_mut().zip(infos).zip(tags).map(|((into, info), tag)| {
+            let mut job = receives(info, into, None);
+            job.call.to_mut().tag = tag;
+            job
+        });
+        // SAFETY: the buffers live until the end.
+        let result = unsafe { engine.run_together(|| Some((jobs.next()?, None)), |_| {}, || false) };
+        assert!(matches!(result, Err(Error::Peer { rank: 1, cause: Cause::Silent { deadline: SOON }, .. })));
+    }
 }
 
 /// Rank 1 has sent its message and has left. Rank 2 keeps two receives waiting, of which the second has

@@ -141,9 +141,10 @@ impl Engine {
         error
     }
 
-    /// Adds the link on which a job waits for a peer, unless nothing more can come there.
+    /// Adds the link on which a job waits for a peer, unless nothing more can come there: messages for which
+    /// none waits fill their room, or the next message is of a later collective.
     fn add_wait(&self, peer: Rank, waits: &mut Waits) {
-        if !self.unexpected.is_full(peer) {
+        if !self.unexpected.is_full(peer) && !self.inboxes[peer].is_held() {
             waits.push((peer, false, true));
         }
     }
