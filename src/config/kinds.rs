@@ -656,8 +656,8 @@ impl Kind for Costs {
 impl Shared for Costs {
     fn write(value: &Costs, writer: &mut Writer) {
         writer.number(value.are_measured.into());
-        let CostModel { network, uplink, local, reduce, window_sync, window_per_byte } = value.model;
-        for LinkCost { latency, overhead, per_byte } in [network, uplink, local] {
+        let CostModel { network, uplink, ring, local, reduce, window_sync, window_per_byte } = value.model;
+        for LinkCost { latency, overhead, per_byte } in [network, uplink, ring.unwrap_or(network), local] {
             [latency, overhead, per_byte].iter().for_each(|cost| _ = writer.number(cost.to_bits()));
         }
         [reduce, window_sync, window_per_byte].iter().for_each(|cost| _ = writer.number(cost.to_bits()));
@@ -667,8 +667,10 @@ impl Shared for Costs {
         let are_measured = reader.number()? != 0;
         let mut cost = || reader.number().map(f64::from_bits);
         let mut link = || Some(LinkCost { latency: cost()?, overhead: cost()?, per_byte: cost()? });
-        let (network, uplink, local) = (link()?, link()?, link()?);
-        let model = CostModel { network, uplink, local, reduce: cost()?, window_sync: cost()?, window_per_byte: cost()? };
+        let (network, uplink, ring, local) = (link()?, link()?, link()?, link()?);
+        let ring = Some(ring).filter(|ring| *ring != network);
+        let (reduce, window_sync, window_per_byte) = (cost()?, cost()?, cost()?);
+        let model = CostModel { network, uplink, ring, local, reduce, window_sync, window_per_byte };
         model.invalid().is_none().then_some(Costs { model, are_measured })
     }
 }

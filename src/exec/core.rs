@@ -54,7 +54,7 @@ impl Core {
         let hosts = fabric.hosts();
         let per_host = |host: usize| hosts.iter().filter(|&&other| other == host).count();
         let uses_memory = settings.transport != Transport::Tcp;
-        let mut first: Vec<Rank> = (0..world).filter(|&rank| hosts[rank] == rank).collect();
+        let first: Vec<Rank> = (0..world).filter(|&rank| hosts[rank] == rank).collect();
         let paths: Vec<&str> = first.iter().map(|&rank| fabric.topology(rank)).collect();
         let by_rack = HostOrder::of(&paths);
         let layout = Layout {
@@ -65,18 +65,12 @@ impl Core {
             fewest_per_rack: by_rack.as_ref().map_or(first.len(), HostOrder::fewest_per_rack),
             windows: uses_memory && (0..world).any(|rank| hosts[rank] != rank),
         };
-        let (mut racks, mut order) = (Vec::new(), None);
-        if let Some(by_rack) = by_rack {
-            first = by_rack.hosts.iter().map(|&host| first[host]).collect();
-            let ranks = first.iter().flat_map(|&host| (0..world).filter(move |&rank| hosts[rank] == host));
-            order = Some(ranks.collect::<Arc<[Rank]>>()).filter(|order| !order.is_sorted());
-            racks = by_rack.racks;
-        }
+        let visited = by_rack.as_ref().map(|by_rack| by_rack.hosts.iter().map(|&host| first[host]).collect());
         let patience = Arc::new(Patience::new(neighbours.len()));
-        Core {
+        let mut core = Core {
             first_on_host: first.into(),
-            racks: racks.into(),
-            order,
+            racks: by_rack.map_or_else(Vec::new, |by_rack| by_rack.racks).into(),
+            order: None,
             recording: fabric.recording().clone(),
             fabric,
             settings,
@@ -89,7 +83,31 @@ impl Core {
             seq: 0,
             sent: vec![0; world],
             partial: Vec::new(),
+        };
+        match visited {
+            Some(first_on_host) => core.visit(first_on_host),
+            None => core.follow_measured(),
         }
+        core
+    }
+
+    /// Visits hosts in the order that is best by what the job has measured between them, if it has.
+    pub(super) fn follow_measured(&mut self) {
+        let Some((between, hosts)) = self.fabric.costs_between(&self.first_on_host) else { return };
+        let costs = between.costs.among(&hosts);
+        let order = between.order(&hosts, &costs);
+        self.settings.cost_model.model = costs.model(between.model, between.costs.of(0, 1), &order);
+        let first: Vec<Rank> = order.iter().map(|&host| self.first_on_host[host]).collect();
+        self.visit(first);
+        self.chosen = None;
+    }
+
+    /// Has schedules visit hosts in this order.
+    fn visit(&mut self, first_on_host: Vec<Rank>) {
+        let hosts = self.fabric.hosts();
+        let ranks = first_on_host.iter().flat_map(|&host| (0..hosts.len()).filter(move |&rank| hosts[rank] == host));
+        self.order = Some(ranks.collect::<Arc<[Rank]>>()).filter(|order| !order.is_sorted());
+        self.first_on_host = first_on_host.into();
     }
 
     pub(crate) fn fabric(&self) -> &Fabric {

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::Mutex;
+
 use super::Network;
 use super::control::NetworkControl;
 use super::host_setup::{Failed, HostConnections, HostSetup};
@@ -11,10 +13,13 @@ use super::in_process::{ProcessControl, ProcessRegions};
 use super::opener::NetworkOpener;
 use super::rails::kind_of_links;
 use super::region_exchange::NetworkRegions;
+use super::topology::BetweenHosts;
 use crate::config::{CopyMode, Settings};
 use crate::failure::{CommStatus, ControlChannel, StatusBoard};
 use crate::host_group::area::{AREA, Area};
 use crate::host_group::{HOME, HostGroup, RegionExchange, stage};
+use crate::schedule::order::PairCosts;
+use crate::schedule::select::CostModel;
 use crate::sys::Region;
 use crate::trace::{Recorder, Recording};
 use crate::transport::memory::{Hub, MemoryOpener};
@@ -178,6 +183,26 @@ impl Fabric {
             Backing::Network(network) => &network.peers[self.members[rank]].topology,
             _ => "",
         }
+    }
+
+    /// Keeps what messages between hosts cost, for the communicators that are made of this one. `first` are
+    /// the lowest ranks of the hosts.
+    pub(crate) fn keep_costs(&self, first: &[Rank], model: CostModel, costs: PairCosts) {
+        if let Backing::Network(network) = &self.backing {
+            let mut hosts = vec![0; network.peers.len()];
+            for (rank, host) in self.hosts.iter().enumerate() {
+                hosts[self.members[rank]] = first.iter().position(|first| first == host).unwrap_or(0);
+            }
+            // Only the first communicator of a job measures.
+            _ = network.between_hosts.set(BetweenHosts { hosts, model, costs, last: Mutex::default() });
+        }
+    }
+
+    /// Returns what the job has measured between its hosts, and which of these those of some ranks are.
+    pub(crate) fn costs_between(&self, first: &[Rank]) -> Option<(&BetweenHosts, Vec<usize>)> {
+        let Backing::Network(network) = &self.backing else { return None };
+        let between = network.between_hosts.get()?;
+        Some((between, first.iter().map(|&rank| between.hosts[self.members[rank]]).collect()))
     }
 
     /// Returns what a link to a rank in the network is made of, for people.

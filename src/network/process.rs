@@ -1,7 +1,7 @@
 //! The network of one process: its listener, its peers, and how it connects to them.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use mio::{Events, Token};
@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::exported::ExportedRegions;
 use super::mailbox::Mailbox;
 use super::offered::Offered;
+use super::topology::BetweenHosts;
 use crate::config::{CongestionControl, Settings};
 use crate::error::{Cause, Result};
 use crate::failure::{StatusBoard, wait_check};
@@ -36,6 +37,8 @@ pub(crate) struct Network {
     /// This rank in the job.
     pub(crate) rank: Rank,
     pub(crate) links: LinkSettings,
+    /// What messages between the hosts cost, once the job has measured that.
+    pub(crate) between_hosts: OnceLock<BetweenHosts>,
     /// What this process offers to those that watch the job.
     pub(crate) offered: Mutex<Option<Offered>>,
     /// A rank that has no descriptor left tells its peers that it has failed all the same.

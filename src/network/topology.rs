@@ -1,10 +1,14 @@
-//! Where hosts are in the network: the path of each, such as `pod1/rack7`, and the order and the racks that
-//! follow from the paths of all.
+//! Where hosts are in the network: the path of each, such as `pod1/rack7`, the order and the racks that
+//! follow from the paths of all, and what a job has measured between its hosts.
 
 use std::collections::HashMap;
 
+use parking_lot::Mutex;
+
 use crate::config::{self, Env, process_env, topology_path};
 use crate::error::Result;
+use crate::schedule::order::PairCosts;
+use crate::schedule::select::CostModel;
 
 /// The path of a host, and what says it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +95,29 @@ impl HostOrder {
     /// Returns the fewest hosts of a rack.
     pub(crate) fn fewest_per_rack(&self) -> usize {
         self.racks().map(<[usize]>::len).min().unwrap_or(1)
+    }
+}
+
+/// What messages between the hosts of a job cost, as it has measured.
+pub(crate) struct BetweenHosts {
+    /// The host of each rank of the job, in the order of `costs`.
+    pub(crate) hosts: Vec<usize>,
+    pub(crate) costs: PairCosts,
+    /// The costs if all links were as the one between the first two hosts.
+    pub(crate) model: CostModel,
+    /// The order of these hosts, which was asked for last.
+    pub(super) last: Mutex<(Vec<usize>, Vec<usize>)>,
+}
+
+impl BetweenHosts {
+    /// Returns the order in which schedules visit hosts, between which messages cost this. Programs split
+    /// communicators again and again, so the last order is kept.
+    pub(crate) fn order(&self, hosts: &[usize], costs: &PairCosts) -> Vec<usize> {
+        let mut last = self.last.lock();
+        if last.0 != hosts {
+            *last = (hosts.to_vec(), costs.order().unwrap_or_else(|| (0..hosts.len()).collect()));
+        }
+        last.1.clone()
     }
 }
 

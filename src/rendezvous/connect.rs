@@ -1,6 +1,6 @@
 //! Connects the ranks of a job: the rendezvous, then the host groups.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -70,6 +70,7 @@ pub(crate) fn connect(start: &Start<'_>) -> Result<Connected> {
         peers,
         rank,
         links,
+        between_hosts: OnceLock::new(),
         offered: Mutex::default(),
         reserve: sys::Reserve::new(),
     });

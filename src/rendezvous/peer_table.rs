@@ -242,7 +242,8 @@ mod tests {
         for cost in [f64::NAN, f64::INFINITY, -1e-9] {
             for at in 0..12 {
                 let mut settings = Settings::default().shared;
-                let CostModel { network, uplink, local, reduce, window_sync, window_per_byte } = &mut settings.cost_model.model;
+                let CostModel { network, uplink, local, reduce, window_sync, window_per_byte, .. } =
+                    &mut settings.cost_model.model;
                 let links = [network, uplink, local].map(|link| [&mut link.latency, &mut link.overhead, &mut link.per_byte]);
                 *links.into_iter().flatten().chain([reduce, window_sync, window_per_byte]).nth(at).unwrap() = cost;
                 let bytes = PeerTable::Members { peers: vec![sample(0)], settings }.encode();

@@ -30,6 +30,7 @@ mod generate;
 mod halving;
 mod model;
 pub(crate) mod moves;
+pub(crate) mod order;
 mod price;
 pub(crate) mod problem;
 mod ring;

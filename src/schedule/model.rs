@@ -32,6 +32,9 @@ pub struct CostModel {
     /// A link between racks. Its time per byte is that of a rack's uplink, which the rack's hosts
     /// share; 0 if it is not known. Then a byte that crosses an uplink costs a host as much as two.
     pub uplink: LinkCost,
+    /// The links of a ring of hosts, whose mean latency and most time per byte count; `None` if they cost
+    /// what `network` says, which is then the most that links between two hosts cost.
+    pub ring: Option<LinkCost>,
     /// A link inside a host.
     pub local: LinkCost,
     /// Seconds to reduce one byte.
@@ -55,10 +58,17 @@ impl CostModel {
         CostModel { uplink: LinkCost { per_byte, ..between_racks }, ..self }
     }
 
+    /// Returns the model for a choice, which uses only the links of a ring or all links.
+    pub(super) fn along(&self, choice: Choice) -> CostModel {
+        let is_ring = choice.algorithm == Algorithm::Ring || choice.between == Some(Algorithm::Ring);
+        CostModel { network: self.ring.filter(|_| is_ring).unwrap_or(self.network), ..*self }
+    }
+
     /// Returns the name and value of a cost that is negative or not finite, with which no choice
     /// could be compared.
     pub(crate) fn invalid(&self) -> Option<(&'static str, f64)> {
-        let CostModel { network, uplink, local, reduce, window_sync, window_per_byte } = *self;
+        let CostModel { network, uplink, ring, local, reduce, window_sync, window_per_byte } = *self;
+        let ring = ring.unwrap_or(network);
         let costs = [
             ("network.latency", network.latency),
             ("network.overhead", network.overhead),
@@ -66,6 +76,9 @@ impl CostModel {
             ("uplink.latency", uplink.latency),
             ("uplink.overhead", uplink.overhead),
             ("uplink.per_byte", uplink.per_byte),
+            ("ring.latency", ring.latency),
+            ("ring.overhead", ring.overhead),
+            ("ring.per_byte", ring.per_byte),
             ("local.latency", local.latency),
             ("local.overhead", local.overhead),
             ("local.per_byte", local.per_byte),
@@ -84,6 +97,7 @@ impl Default for CostModel {
         CostModel {
             network: LinkCost { latency: 25e-6, overhead: 3e-6, per_byte: 1.0 / 1.25e9 },
             uplink: LinkCost { latency: 25e-6, overhead: 3e-6, per_byte: 0.0 },
+            ring: None,
             local: LinkCost { latency: 1e-6, overhead: 0.2e-6, per_byte: 1.0 / 4e9 },
             reduce: 1.0 / 8e9,
             window_sync: 0.3e-6,

@@ -28,7 +28,7 @@ pub(crate) fn select(op: Op, bytes: u64, layout: Layout, model: &CostModel, forc
     }
     let mut best = None;
     for_each_choice(op, bytes, layout, model, |choice| {
-        let time = weighed(choice, price(op, bytes, layout, choice).seconds(model));
+        let time = weighed(choice, price(op, bytes, layout, choice).seconds(&model.along(choice)));
         // The first choice counts also if the model prices it at infinity: it can execute `op`.
         if best.is_none_or(|(least, _)| time < least) {
             best = Some((time, choice));
@@ -136,7 +136,7 @@ pub fn candidates(op: Op, bytes: u64, layout: Layout, model: &CostModel) -> Vec<
     let layout = layout.possible();
     let mut found = Vec::new();
     for_each_choice(op, bytes, layout, model, |choice| {
-        let price = price(op, bytes, layout, choice);
+        let (price, model) = (price(op, bytes, layout, choice), &model.along(choice));
         let (sent_per_rank, messages_per_rank) = sent(op, bytes, layout, choice);
         let without_bytes = Price {
             network_bytes: 0.0,
@@ -275,14 +275,41 @@ mod tests {
     fn costs_beyond_all_numbers_still_select_what_can_execute() {
         for cost in [f64::MAX, f64::NAN] {
             let link = LinkCost::new(cost, cost, cost);
-            let model =
-                CostModel { network: link, uplink: link, local: link, reduce: cost, window_sync: cost, window_per_byte: cost };
+            let model = CostModel {
+                network: link,
+                uplink: link,
+                ring: Some(link),
+                local: link,
+                reduce: cost,
+                window_sync: cost,
+                window_per_byte: cost,
+            };
             for (op, layout) in
                 [(Op::Barrier, Layout::even(4, 4)), (Op::AllReduce, Layout::even(8, 2)), (Op::Barrier, Layout::even(8, 2))]
             {
                 let choice = select(op, 1 << 20, layout, &model, None);
                 assert!(candidates(op, 1 << 20, layout, &model).iter().any(|one| one.choice == choice), "{op}: {choice}");
             }
+        }
+    }
+
+    /// Only the ring avoids it; short messages do not wait for it.
+    #[test]
+    fn a_slow_link_is_avoided_where_bytes_count() {
+        let even = CostModel::default();
+        let network = LinkCost { per_byte: 10.0 * even.network.per_byte, ..even.network };
+        let model = CostModel { network, ring: Some(even.network), ..even };
+        for layout in [Layout::even(8, 8), Layout::even(32, 8)] {
+            let chosen = |model, bytes| {
+                let choice = select(Op::AllReduce, bytes, layout, model, None);
+                choice.between.unwrap_or(choice.algorithm)
+            };
+            let least = |model| (3..26).find(|power| chosen(model, 1 << power) == Algorithm::Ring).unwrap();
+            let (even, uneven) = (least(&even), least(&model));
+            assert!(3 < uneven && uneven < even, "from 2^{uneven} B on, otherwise from 2^{even} B on");
+            assert_eq!(chosen(&model, 64 << 20), Algorithm::Ring);
+            let plans = candidates(Op::AllReduce, 1 << 20, layout, &model);
+            assert_eq!(plans[0].choice, select(Op::AllReduce, 1 << 20, layout, &model, None));
         }
     }
 

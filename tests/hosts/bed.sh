@@ -7,6 +7,7 @@
 #     tests/hosts/bed.sh start 2 COMMAND...     # starts 2 ranks of a command on each host, and waits
 #     tests/hosts/bed.sh sent 2                 # bytes that host 2 has sent and received
 #     tests/hosts/bed.sh uplink 1               # bytes that rack 1 has sent and received (RACKS)
+#     tests/hosts/bed.sh between 1 2            # bytes that host 1 has sent to host 2 (a pair of SLOW)
 #     tests/hosts/bed.sh down
 #
 # `start` shows the output of rank 0; of another rank only if it fails. `start 1,3` starts one rank on
@@ -16,10 +17,15 @@
 #   BED     the name of the bed, so that several can exist; default: kolo-bed
 #   RATE    of each host's link, as tc writes it; default: 1gbit; `none` does not limit it. One for
 #           each rail may be given, as in 1gbit,100mbit
+#   SLOW    hosts whose links have another rate, and pairs of hosts that exchange packets at another one,
+#           as in 3:50mbit,1-2:100mbit
 #   RAILS   interfaces of each host, in networks of their own: eth0, eth1, ...; default: 1
 #   RACKS   deals the hosts to this many racks in turns. Each rack has a bridge, and an uplink to the bridge
 #           that joins the racks. `start` tells the ranks their rack, unless TOPOLOGY is none; default: 1
 #   UPLINK  rate of both ends of each uplink, as RATE; default: none
+#   SITES   deals the hosts to this many sites in turns: DELAY and LOSS are between sites only; default: each
+#           host is a site
+#   ORDER   the hosts to which `start` deals the ranks, as in 2,0,1,3; default: 0,1,2,...
 #   TURNS   if set, `start` deals the ranks over the hosts in turns: rank 0 on host 0, rank 1 on host 1
 #   BURST   bytes that a link catches up after a pause; default: 128kb
 #   DELAY   of each packet between two hosts, as in 5ms, which is a round trip of 10 ms; default: none
@@ -35,6 +41,7 @@ set -euo pipefail
 
 bed=${BED:-kolo-bed} rails=${RAILS:-1} racks=${RACKS:-1} network=${NETWORK:-10.213.79}
 IFS=, read -ra rates <<<"${RATE:-1gbit}"
+IFS=, read -ra slow <<<"${SLOW:-}"
 folder=$(cd "$(dirname "$0")" && pwd)
 
 die() {
@@ -43,7 +50,7 @@ die() {
 }
 
 usage() {
-    sed -n '5,10s/^# *//p' "$0" >&2
+    sed -n '5,11s/^# *//p' "$0" >&2
     exit 2
 }
 
@@ -88,10 +95,24 @@ bridges_of() {
     if [ "$racks" -gt 1 ]; then echo "$bed-rack$(($1 % racks))"; else echo "$bed-switch"; fi
 }
 
+# Limits what a host sends to another one to a rate.
+shape_pair() {
+    local class=1:$(($2 + 2))
+    of_sender() { tc -n "$bed-$1" "$2" add dev eth0 "${@:3}" || die "this kernel cannot shape by receiver (htb, u32)"; }
+    if ! tc -n "$bed-$1" qdisc show dev eth0 | grep -q htb; then
+        tc -n "$bed-$1" qdisc del dev eth0 root
+        of_sender "$1" qdisc root handle 1: htb default 1
+        of_sender "$1" class parent 1: classid 1:1 htb rate "${rates[0]}" burst "${BURST:-128kb}" quantum 60000
+    fi
+    of_sender "$1" class parent 1: classid "$class" htb rate "$3" burst "${BURST:-128kb}" quantum 60000
+    of_sender "$1" filter parent 1: protocol ip u32 match ip dst "$(address "$2")/32" flowid "$class"
+}
+
 # Joins a host to the bridge of a rail.
 cable() {
-    local port=port$1-$2 rate=${rates[$2]:-${rates[-1]}} at
+    local port=port$1-$2 rate=${rates[$2]:-${rates[-1]}} at link
     at=$(bridges_of "$1")
+    for link in "${slow[@]}"; do [ "${link%%:*}" != "$1" ] || rate=${link#*:}; done
     ip link add "eth$2" netns "$bed-$1" type veth peer name "$port" netns "$at" || die "a veth cannot be made here"
     ip -n "$bed-$1" addr add "$(address "$1" "$2")/$3" dev "eth$2" ${IPV6:+nodad}
     ip -n "$bed-$1" link set "eth$2" up
@@ -101,7 +122,7 @@ cable() {
 }
 
 up() {
-    local count=$1 i rail bits=24 at
+    local count=$1 i rail bits=24 at link one other rate
     [ "$(id -u)" = 0 ] || die "network namespaces are made by root only: run it with sudo"
     for program in ip tc; do command -v "$program" >/dev/null || die "$program is missing: apt install iproute2"; done
     [ "$(hosts)" = 0 ] || die "the hosts exist already: $0 down"
@@ -110,7 +131,7 @@ up() {
     trap down EXIT
     ip netns add "$bed-switch" || die "network namespaces cannot be made here"
     if [ -n "${DELAY:-}${LOSS:-}" ]; then
-        [ "$racks$rails" = 11 ] || die "DELAY and LOSS go with neither RACKS nor RAILS"
+        [ "$racks$rails${SLOW:-}" = 11 ] || die "DELAY and LOSS go with neither RACKS nor RAILS nor SLOW"
         wire "$count"
     else
         bridges "$bed-switch"
@@ -139,6 +160,12 @@ up() {
             for ((rail = 0; rail < rails; rail++)); do cable "$i" "$rail" "$bits"; done
         fi
     done
+    for link in "${slow[@]}"; do
+        IFS=-: read -r one other rate <<<"$link"
+        [ -n "$rate" ] || continue
+        shape_pair "$one" "$other" "$rate"
+        shape_pair "$other" "$one" "$rate"
+    done
     trap - EXIT
 }
 
@@ -148,7 +175,7 @@ wire() {
     command -v rustc >/dev/null || die "rustc is missing, which compiles the wire that delays and loses packets"
     program=$(mktemp -d)
     rustc -O --edition 2024 -o "$program/wire" "$folder/wire.rs"
-    ip netns exec "$bed-switch" "$program/wire" "$1" "${DELAY:-0ms}" "${LOSS:-0%}" "${rates[0]}" </dev/null >/dev/null 2>"$program/said" &
+    ip netns exec "$bed-switch" "$program/wire" "$1" "${DELAY:-0ms}" "${LOSS:-0%}" "${rates[0]}" "${SITES:-0}" </dev/null >/dev/null 2>"$program/said" &
     while ! ip -n "$bed-switch" link show "host$(($1 - 1))" >/dev/null 2>&1; do
         kill -0 $! 2>/dev/null || die "$(cat "$program/said")"
         sleep 0.05
@@ -177,13 +204,19 @@ uplink() {
     ip -n "$bed-rack$1" -s link show uplink | awk '/TX:/ { getline; tx = $1 } /RX:/ { getline; rx = $1 } END { print tx, rx }'
 }
 
+# Bytes that a host has sent to another one, if SLOW has the pair.
+between() {
+    tc -n "$bed-$1" -s class show dev eth0 classid "1:$(($2 + 2))" | awk '$1 == "Sent" { print $2 }'
+}
+
 start() {
-    local each=$1 count host local_rank place places=() rank=0 secret job folder status=0 at_host topology=()
+    local each=$1 count host local_rank place places=() order rank=0 secret job folder status=0 at_host topology=()
     shift
     count=$(hosts)
     [ "$count" -gt 0 ] || die "there are no hosts: $0 up 4"
     IFS=, read -ra each <<<"$each"
-    for ((host = 0; host < count; host++)); do
+    IFS=, read -ra order <<<"${ORDER:-$(seq -s, 0 $((count - 1)))}"
+    for host in "${order[@]}"; do
         for ((local_rank = 0; local_rank < ${each[host]:-${each[0]}}; local_rank++)); do
             places+=("$host $local_rank")
         done
@@ -192,7 +225,7 @@ start() {
     # Without a secret, ranks listen only to their own host.
     secret=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
     job=bed$(od -An -N6 -tx1 /dev/urandom | tr -d ' \n')
-    at_host=$(address 0)
+    at_host=$(address "${order[0]}")
     [ -z "${IPV6:-}" ] || at_host="[$at_host]"
     folder=$(mktemp -d)
     local pids=()
@@ -225,6 +258,7 @@ case $command in
     up) up "${1:-4}" ;;
     down) down ;;
     on | start) [ $# -ge 2 ] || usage; "$command" "$@" ;;
+    between) [ $# = 2 ] || usage; between "$1" "$2" ;;
     sent | uplink | address) [ $# = 1 ] || usage; "$command" "$@" ;;
     *) usage ;;
 esac

@@ -166,6 +166,21 @@ pub(crate) fn rank() -> ExitCode {
     if is_too_much { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
+/// How many bytes [`summing_rank`] reduces.
+pub(crate) const SUMMED: usize = 6 << 20;
+
+/// Reduces on the communicator, and on a part of the same ranks in the reverse order.
+pub(crate) fn summing_rank() -> ExitCode {
+    let comm = Communicator::from_env().unwrap();
+    let part = comm.split(0, comm.world_size() - comm.rank()).unwrap();
+    for comm in [&comm, &part] {
+        let mut buf = vec![1.0f32; SUMMED / 2 / size_of::<f32>()];
+        comm.all_reduce(&mut buf, ReduceOp::Sum).unwrap();
+        assert!(buf.iter().all(|&sum| sum == comm.world_size() as f32));
+    }
+    ExitCode::SUCCESS
+}
+
 /// Runs every collective over a wire that delays and loses packets. Rank 0 prints the congestion control
 /// of each of its connections with other hosts.
 pub(crate) fn far_rank() -> ExitCode {

@@ -4,6 +4,7 @@
     tests/hosts/table.py choice    every algorithm by size, and how much slower than the best the chosen one is
     tests/hosts/table.py peers     kolo beside Open MPI and Gloo, in turns
     tests/hosts/table.py racks     kolo without and with the topology, in turns (RACKS=2 UPLINK=200mbit)
+    tests/hosts/table.py order     kolo in the order of ranks, and in the one that it measures (SLOW=1-2:100mbit)
     tests/hosts/table.py predictions   `kolo plan --simulate` beside every algorithm, which is measured twice
 
 Each line gives medians of the rounds, in microseconds. The hosts are namespaces of this machine, so
@@ -104,6 +105,25 @@ def racks(args, hosts, each):
             ratio = statistics.median(a / b for a, b in zip(without, known))
             figures = [f"{names[size, one]} {statistics.median(times[size, one]):.0f}" for one in ("none", "known")]
             print(f"{hosts}x{each} {op:14} {size:>9}  {'  '.join(figures)}  without/with {ratio:.2f}", flush=True)
+
+
+def order(args, hosts, each):
+    """Measured costs beside given ones, with which the hosts are visited in the order of ranks."""
+    given = {"KOLO_NETWORK_LATENCY": "100us", "KOLO_NETWORK_BANDWIDTH": f"{rate():.5f}"}
+    for op in args.ops:
+        times, names = {}, {}
+        # The costs of another bed are not those of this one.
+        with tempfile.TemporaryDirectory() as cache:
+            for _ in range(args.rounds):
+                for costs, variables in [("given", given), ("measured", {"KOLO_CACHE_DIR": cache})]:
+                    for size, (time, name) in bench(args, each, op, **variables).items():
+                        times.setdefault((size, costs), []).append(time)
+                        names[size, costs] = name
+        for size in sorted({size for size, _ in times}):
+            ratios = sorted(a / b for a, b in zip(times[size, "given"], times[size, "measured"]))
+            figures = [f"{names[size, one]} {statistics.median(times[size, one]):.0f}" for one in ("given", "measured")]
+            spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            print(f"{hosts}x{each} {op:14} {size:>9}  {'  '.join(figures)}  given/measured {spread}", flush=True)
 
 
 def rate():
@@ -289,7 +309,7 @@ def peers(args, hosts, each):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["choice", "peers", "racks", "predictions"])
+    parser.add_argument("what", choices=["choice", "peers", "racks", "order", "predictions"])
     parser.add_argument("--kolo", default="target/release/kolo")
     parser.add_argument("--layouts", default="2x1,2x2,4x1,4x2", help="hosts x ranks on each")
     parser.add_argument("--ops", type=lambda text: text.split(","), help="default: all; for peers, those that all of them know")
@@ -318,6 +338,8 @@ def main():
                 peers(args, hosts, each)
             elif args.what == "racks":
                 racks(args, hosts, each)
+            elif args.what == "order":
+                order(args, hosts, each)
             elif args.what == "predictions":
                 cells += predictions(args, hosts, each, latency_us)
             else:

@@ -25,6 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("four_hosts_of_two_ranks_in_two_racks", || if all() { racks("4", "2", &[("RACKS", "2")]) } else { Left }),
     ("six_hosts_in_three_racks", || racks("6", "1", &[("RACKS", "3")])),
     ("the_first_rail_fails", || if all() { a_rail_fails("eth0") } else { Left }),
+    ("a_slow_link_between_two_hosts", a_slow_link),
     ("a_rail_is_down_from_the_start", a_rail_is_down),
     ("rails_share_by_speed", || if all() { rails_share_by_speed() } else { Left }),
     ("a_stranger_listens_at_the_loopback_address_of_a_rank", || loopback("1", "1")),
@@ -37,6 +38,8 @@ struct Bed {
     name: String,
     /// What the script and the ranks find in their environment.
     variables: Vec<(&'static str, String)>,
+    /// Whether ranks measure what messages cost.
+    is_measured: bool,
 }
 
 /// A wire between the hosts that delays and loses packets.
@@ -48,7 +51,7 @@ impl Bed {
         let variables = variables.iter().map(|&(name, value)| (name, value.to_owned())).collect();
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("kolo-hosts-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let bed = Bed { name, variables };
+        let bed = Bed { name, variables, is_measured: false };
         let up = bed.run(&["up", hosts]);
         if up.status.success() { Ok(bed) } else { Err(String::from_utf8_lossy(&up.stderr).trim().to_owned()) }
     }
@@ -61,8 +64,10 @@ impl Bed {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hosts/bed.sh");
         let mut command = Command::new("bash");
         command.arg(script).args(arguments).env("BED", &self.name).env("RATE", "none").env("KOLO_TEST_WORKER", "1");
-        // The choices are those for a network of 1 Gb/s, however fast this machine is.
-        command.env("KOLO_NETWORK_LATENCY", "50us").env("KOLO_NETWORK_BANDWIDTH", "0.125");
+        // Otherwise the choices are those for a network of 1 Gb/s, however fast this machine is.
+        if !self.is_measured {
+            command.env("KOLO_NETWORK_LATENCY", "50us").env("KOLO_NETWORK_BANDWIDTH", "0.125");
+        }
         command.env("KOLO_START_TIMEOUT", "5m");
         command.envs(self.variables.iter().map(|(name, value)| (*name, &**value)).chain(variables.iter().copied()));
         command.output().unwrap()
@@ -119,6 +124,54 @@ fn racks(hosts: &str, each: &str, racks: &'static [(&str, &str)]) -> Outcome {
         }
         Err(why) => NotRun(why),
     }
+}
+
+/// Schedules visit another host between the two, also those of parts, and the log names the two. The next job
+/// knows it.
+fn a_slow_link() -> Outcome {
+    let of_bed = [("SLOW", "1-2:5mbit"), ("RATE", "1gbit"), ("NETWORK", "10.213.190"), ("KOLO_LOG", "info")];
+    let mut bed = match Bed::new("4", &of_bed) {
+        Ok(bed) => bed,
+        Err(why) => return NotRun(why),
+    };
+    bed.is_measured = true;
+    let cache = std::env::temp_dir().join(&bed.name);
+    let job = |role| {
+        let start = || bed.start("1", &[("KOLO_TEST_WORKER", role), ("KOLO_CACHE_DIR", cache.to_str().unwrap())]);
+        // A machine may be too busy to measure all pairs in time.
+        let mut jobs = (0..100).map(|_| start());
+        let said = jobs.find(|said| !said.contains("too far apart to measure each pair")).expect("all pairs are measured");
+        let measured = said.lines().find(|line| line.contains("measured each pair of hosts")).expect("rank 0 says it");
+        let order = measured.split('"').nth(1).unwrap().to_owned();
+        let place = |host: usize| order.split(", ").position(|name| name.ends_with(&format!(".190.{}", host + 1)));
+        assert_eq!(place(1).unwrap().abs_diff(place(2).unwrap()), 2, "{measured}");
+        // On a busy machine, another link may be slow as well.
+        let mut slow = said.lines().filter(|line| line.contains("a link is slower than those of the other hosts"));
+        assert!(slow.any(|line| line.contains(".190.2 and ") && line.contains(".190.3\"")), "{said}");
+        (measured.contains("is_cached=true"), order)
+    };
+    let one_way = |from, to| {
+        let counted = bed.run(&["between", from, to]);
+        String::from_utf8(counted.stdout).unwrap().trim().parse::<usize>().unwrap()
+    };
+    let between = || one_way("1", "2") + one_way("2", "1");
+    let (is_cached, first) = job("far");
+    assert!(!is_cached);
+    // A thread writes the file. The job may end before.
+    let mut most = 100;
+    let (order, bytes) = loop {
+        let before = between();
+        let (is_cached, order) = job("sums");
+        if is_cached {
+            break (order, between() - before);
+        }
+        most -= 1;
+        assert!(most > 0, "the file of costs is never found");
+    };
+    _ = std::fs::remove_dir_all(cache);
+    assert_eq!(order, first);
+    assert!(bytes < crate::link::SUMMED / 10, "{bytes} B passed the slow link");
+    Passed(format!("{order}; {bytes} B on the slow link"))
 }
 
 /// Hosts that have no IPv4 address.

@@ -2,11 +2,12 @@
 //! without crates, because not every kernel can delay packets (`netem`): it makes one interface for
 //! each host, and carries every packet from the host that sends it to the host of its address.
 //!
-//!     wire HOSTS DELAY LOSS RATE        # as in `wire 2 5ms 1% 100mbit`; the RATE may be `none`
+//!     wire HOSTS DELAY LOSS RATE SITES  # as in `wire 2 5ms 1% 100mbit 0`; the RATE may be `none`
 //!
 //! The interfaces have the names `host0`, `host1` and so on. The last byte of a host's address is its
 //! number plus one. A packet arrives DELAY after it was sent, or later if the receiver's link, of
-//! RATE, is busy. The queue before that link is like that of a switch.
+//! RATE, is busy. The queue before that link is like that of a switch. With SITES, the hosts are dealt to
+//! sites in turns, and only packets between sites are delayed and lost.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -47,11 +48,15 @@ struct Wire {
     loss: f64,
     /// Seconds that a byte takes on a host's link.
     per_byte: f64,
+    /// The number of sites; each host is one if it is 0.
+    sites: usize,
     random: u64,
 }
 
 struct Host {
     interface: File,
+    /// Packets that are on their way to its link, and when they arrive there, in this order.
+    far: VecDeque<(Instant, Vec<u8>)>,
     /// Packets to this host and when they arrive, in this order.
     coming: VecDeque<(Instant, Vec<u8>)>,
     /// When the link has carried the last of them.
@@ -71,7 +76,7 @@ fn main() -> ExitCode {
 
 impl Wire {
     fn new(arguments: &[String]) -> Result<Wire, String> {
-        let [hosts, delay, loss, rate] = arguments else { return Err("HOSTS DELAY LOSS RATE".to_owned()) };
+        let [hosts, delay, loss, rate, sites] = arguments else { return Err("HOSTS DELAY LOSS RATE SITES".to_owned()) };
         let count: usize = hosts.parse().map_err(|_| format!("{hosts} is no number of hosts"))?;
         let delay = Duration::from_secs_f64(scaled(delay, &[("us", 1e-6), ("ms", 1e-3), ("s", 1.0)])?);
         let loss = scaled(loss, &[("%", 0.01)])?;
@@ -79,9 +84,10 @@ impl Wire {
             "none" => 0.0,
             _ => 8.0 / scaled(rate, &[("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9)])?,
         };
-        let host = |i| Ok(Host { interface: open(&format!("host{i}"))?, coming: VecDeque::new(), is_free: Instant::now() });
+        let sites = sites.parse().map_err(|_| format!("{sites} is no number of sites"))?;
+        let host = |i| Ok(Host { interface: open(&format!("host{i}"))?, far: VecDeque::new(), coming: VecDeque::new(), is_free: Instant::now() });
         let hosts = (0..count).map(host).collect::<Result<Vec<_>, String>>()?;
-        Ok(Wire { hosts, delay, loss, per_byte, random: 1 })
+        Ok(Wire { hosts, delay, loss, per_byte, sites, random: 1 })
     }
 
     /// Carries packets until the process is killed.
@@ -91,7 +97,12 @@ impl Wire {
             for from in 0..self.hosts.len() {
                 self.take(from, now);
             }
-            for Host { interface, coming, .. } in &mut self.hosts {
+            for host in &mut self.hosts {
+                while host.far.front().is_some_and(|(arrives, _)| *arrives <= Instant::now()) {
+                    let (arrives, packet) = host.far.pop_front().expect("there is one");
+                    host.queue(arrives, packet, self.per_byte);
+                }
+                let Host { interface, coming, .. } = host;
                 while coming.front().is_some_and(|(due, _)| *due <= Instant::now()) {
                     // A packet that does not fit is lost, as on any wire.
                     _ = coming.pop_front().map(|(_, packet)| interface.write(&packet));
@@ -107,13 +118,11 @@ impl Wire {
         // An interface that is not up yet has an error.
         while let Ok(len) = self.hosts[from].interface.read(&mut packet) {
             let packet = &packet[..len];
-            let is_lost = self.random() < self.loss;
-            let Some(to) = receiver(packet).filter(|&to| to < self.hosts.len() && !is_lost) else { continue };
-            let host = &mut self.hosts[to];
-            let begins = host.is_free.max(now + self.delay);
-            if (begins - now - self.delay).as_secs_f64() <= QUEUE * self.per_byte {
-                host.is_free = begins + Duration::from_secs_f64(len as f64 * self.per_byte);
-                host.coming.push_back((host.is_free, packet.to_vec()));
+            let Some(to) = receiver(packet).filter(|&to| to < self.hosts.len()) else { continue };
+            if self.sites > 0 && from % self.sites == to % self.sites {
+                self.hosts[to].queue(now, packet.to_vec(), self.per_byte);
+            } else if self.random() >= self.loss {
+                self.hosts[to].far.push_back((now + self.delay, packet.to_vec()));
             }
         }
     }
@@ -122,7 +131,8 @@ impl Wire {
     fn wait(&self) {
         let mut wanted: Vec<Wanted> =
             self.hosts.iter().map(|host| Wanted { file: host.interface.as_raw_fd(), events: POLLIN, found: 0 }).collect();
-        let due = self.hosts.iter().filter_map(|host| host.coming.front()).map(|(due, _)| *due).min();
+        let due = self.hosts.iter().flat_map(|host| host.far.front().into_iter().chain(host.coming.front()));
+        let due = due.map(|(due, _)| *due).min();
         let most = Duration::from_millis(50);
         let time = due.map_or(most, |due| due.saturating_duration_since(Instant::now()).min(most));
         let timeout = [time.as_secs() as i64, i64::from(time.subsec_nanos())];
@@ -141,6 +151,17 @@ impl Wire {
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+impl Host {
+    /// Puts a packet that arrives at this host's link behind the others, unless they are too many.
+    fn queue(&mut self, arrives: Instant, packet: Vec<u8>, per_byte: f64) {
+        let begins = self.is_free.max(arrives);
+        if (begins - arrives).as_secs_f64() <= QUEUE * per_byte {
+            self.is_free = begins + Duration::from_secs_f64(packet.len() as f64 * per_byte);
+            self.coming.push_back((self.is_free, packet));
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
-use kolo::plan::{Candidate, CostModel, Layout, MeasuredCosts, PairClass, candidates, measured};
+use kolo::plan::{Candidate, CostModel, Layout, MeasuredCosts, PairClass, candidates, measured, order_of_hosts};
 use kolo::settings::{BANDWIDTH, bandwidth, selection_of_environment, topology_of_environment};
 use kolo::{Algorithm, Op};
 
@@ -175,7 +175,7 @@ fn json(candidate: &Candidate, is_chosen: bool) -> serde_json::Value {
 /// printed.
 fn use_measured(model: &mut CostModel, args: &Args) -> Result<(), String> {
     let known = measured();
-    let Some(latest) = known.first() else {
+    let Some(latest) = known.iter().find(|costs| costs.class != PairClass::Pair) else {
         return Err("no job has measured costs from this machine: a job over several hosts does when it starts, unless \
                     KOLO_NETWORK_LATENCY or KOLO_NETWORK_BANDWIDTH gives them"
             .to_owned());
@@ -197,14 +197,21 @@ fn use_measured(model: &mut CostModel, args: &Args) -> Result<(), String> {
         let (from, to, links, place) = (from.to_string(), to.to_string(), links.to_string(), class.name().to_owned());
         table.add(vec![from, to, links, place, show_seconds(network.latency), rate(network.per_byte), rate(*reduce), age]);
     }
-    if !args.simulation.json {
-        table.say(args.wide);
-        say("");
-    }
     let of_class = |class| known.iter().find(|costs| costs.class == class);
     let inside = if latest.class == PairClass::Hosts { latest } else { of_class(PairClass::SameRack).unwrap_or(latest) };
     (model.network, model.reduce) = (inside.network, inside.reduce);
     *model = model.with_uplink(of_class(PairClass::OtherRack).map_or(inside.network, |costs| costs.network));
+    let ordered = order_of_hosts(&known, *model);
+    if !args.simulation.json {
+        table.say(args.wide);
+        if let Some((hosts, _)) = &ordered {
+            say(&format!("schedules visit {}", hosts.join(", ")));
+        }
+        say("");
+    }
+    if let Some((_, along)) = ordered {
+        *model = along;
+    }
     Ok(())
 }
 

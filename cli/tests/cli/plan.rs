@@ -158,6 +158,19 @@ fn costs_are_measured_once_and_kept() {
     let shown = text(&measured.stdout);
     assert!(measured.status.success() && shown.contains("127.0.0.1") && shown.contains(" min\n"), "{measured:?}");
     assert_ne!(shown.split_once("\n\n").unwrap().1, text(&plan("--no-windows").stdout));
+    assert!(!shown.contains("schedules visit"), "{shown}");
+
+    // The hosts b and c have a slow link, so others are between them.
+    let now = kept.lines().last().unwrap().rsplit('\t').nth(1).unwrap();
+    let mut pairs = kept.clone();
+    for (from, to) in [("a", "b"), ("a", "c"), ("a", "d"), ("b", "c"), ("b", "d"), ("c", "d")] {
+        let per_byte = if (from, to) == ("b", "c") { "1e-7" } else { "1e-8" };
+        pairs += &format!("{from}\t{to}\ttcp\t5e-5\t0e0\t{per_byte}\t0e0\t{now}\tpair\n");
+    }
+    std::fs::write(&file, pairs).unwrap();
+    let ordered = plan("--measured");
+    let shown = text(&ordered.stdout);
+    assert!(shown.contains("\nschedules visit a, b, d, c\n") || shown.contains("\nschedules visit a, c, d, b\n"), "{ordered:?}");
 
     // What another program has written is measured again, and replaced.
     std::fs::write(&file, "garbage").unwrap();

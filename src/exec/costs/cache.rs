@@ -12,7 +12,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 
 use crate::config;
-use crate::schedule::select::LinkCost;
+use crate::schedule::order::{PairCost, PairCosts};
+use crate::schedule::select::{CostModel, LinkCost};
 use crate::sys;
 use crate::timeouts::FILE_SYSTEM;
 
@@ -26,10 +27,12 @@ pub enum PairClass {
     SameRack,
     /// In different racks.
     OtherRack,
+    /// Each two hosts of a job: by these costs schedules visit the hosts in the best order.
+    Pair,
 }
 
 impl PairClass {
-    const ALL: [PairClass; 3] = [PairClass::Hosts, PairClass::SameRack, PairClass::OtherRack];
+    const ALL: [PairClass; 4] = [PairClass::Hosts, PairClass::SameRack, PairClass::OtherRack, PairClass::Pair];
 
     /// Returns the name, as the file has it.
     pub fn name(self) -> &'static str {
@@ -37,6 +40,7 @@ impl PairClass {
             PairClass::Hosts => "hosts",
             PairClass::SameRack => "same-rack",
             PairClass::OtherRack => "other-rack",
+            PairClass::Pair => "pair",
         }
     }
 }
@@ -66,7 +70,7 @@ pub struct MeasuredCosts {
     pub class: PairClass,
     /// What messages cost.
     pub network: LinkCost,
-    /// Seconds to reduce one byte on the first host.
+    /// Seconds to reduce one byte on the first host; 0 for [`PairClass::Pair`].
     pub reduce: f64,
     /// When this was measured.
     pub at: SystemTime,
@@ -91,12 +95,31 @@ pub fn measured() -> Vec<MeasuredCosts> {
     known
 }
 
-/// What the file says of a pair of hosts.
-pub(super) enum Found {
-    Costs(MeasuredCosts),
-    Nothing,
-    /// The file has not answered in time. It may have costs, which later jobs should keep.
-    Late,
+/// Returns the hosts of the latest job that has measured each two of its hosts, in the order in which its
+/// schedules visit them, and the costs along that order. `known` are the costs that [`measured`] returns, and
+/// `model` has those of [`PairClass::Hosts`].
+pub fn order_of_hosts(known: &[MeasuredCosts], model: CostModel) -> Option<(Vec<String>, CostModel)> {
+    let pairs = || known.iter().filter(|entry| entry.class == PairClass::Pair && entry.from != entry.to && entry.is_young());
+    let latest = pairs().map(|entry| entry.at).max()?;
+    let pairs: Vec<&MeasuredCosts> = pairs().filter(|entry| entry.at == latest).collect();
+    let mut hosts: Vec<&String> = Vec::new();
+    for host in pairs.iter().flat_map(|entry| [&entry.from, &entry.to]) {
+        if !hosts.contains(&host) {
+            hosts.push(host);
+        }
+    }
+    let at = |name: &String| hosts.iter().position(|&host| host == name);
+    let mut costs = PairCosts::new(hosts.len());
+    for MeasuredCosts { from, to, network, .. } in pairs {
+        costs.set(at(from)?, at(to)?, PairCost::of(*network));
+    }
+    // Two jobs may have measured in one second.
+    if PairCosts::pairs(hosts.len()).any(|(a, b)| costs.of(a, b) == PairCost::default()) {
+        return None;
+    }
+    let order = costs.order().unwrap_or_else(|| (0..hosts.len()).collect());
+    let model = costs.model(model, costs.of(0, 1), &order);
+    Some((order.into_iter().map(|host| hosts[host].clone()).collect(), model))
 }
 
 impl Pair {
@@ -107,36 +130,41 @@ impl Pair {
     }
 }
 
-/// Looks for the costs of a pair of hosts, if a job has measured them in the last week.
-pub(super) fn look_up(pair: Pair) -> Found {
+/// Looks for the costs of each of these pairs, if a job has measured them in the last week. `None` if the file
+/// has not answered in time: it may have costs, which later jobs should keep.
+pub(super) fn look_up(pairs: Vec<Pair>) -> Option<Vec<Option<MeasuredCosts>>> {
     let (sender, answer) = channel();
     let file = file();
     in_background(move || {
-        let young = |entry: &MeasuredCosts| SystemTime::now().duration_since(entry.at).is_ok_and(|age| age < LASTS);
         let known = file.map_or_else(Vec::new, |path| read(&path));
+        let found = pairs.iter().map(|pair| known.iter().find(|entry| entry.is_of(pair) && entry.is_young()).cloned());
         // Nothing receives if the file took too long.
-        _ = sender.send(known.into_iter().find(|entry| entry.is_of(&pair) && young(entry)));
+        _ = sender.send(found.collect());
     });
-    match answer.recv_timeout(FILE_SYSTEM) {
-        Ok(Some(costs)) => Found::Costs(costs),
-        Ok(None) => Found::Nothing,
-        Err(_) => Found::Late,
-    }
+    answer.recv_timeout(FILE_SYSTEM).ok()
 }
 
 /// Writes what was measured to the file, for later jobs.
-pub(super) fn keep(pair: Pair, network: LinkCost, reduce: f64) {
+pub(super) fn keep(costs: Vec<(Pair, LinkCost, f64)>) {
     let Some(path) = file() else { return };
     in_background(move || {
-        // A job may keep two entries at the same time.
+        // A job may write twice at the same time.
         static WRITES: Mutex<()> = Mutex::new(());
         let _writes = WRITES.lock();
-        let Pair { from, to, links, class } = pair.clone();
         // Whole seconds, as the file has them.
         let at = UNIX_EPOCH + Duration::from_secs(now());
         let mut known = read(&path);
-        known.retain(|entry| !entry.is_of(&pair));
-        known.insert(0, MeasuredCosts { from, to, links, class, network, reduce, at });
+        known.retain(|entry| costs.iter().all(|(pair, ..)| !entry.is_of(pair)));
+        let new = costs.into_iter().map(|(Pair { from, to, links, class }, network, reduce)| MeasuredCosts {
+            from,
+            to,
+            links,
+            class,
+            network,
+            reduce,
+            at,
+        });
+        known.splice(0..0, new);
         known.truncate(MOST_ENTRIES);
         if let Err(error) = write(&path, &known) {
             crate::log::debug!("cannot write {}: {error}; the next job measures the costs again", path.display());
@@ -160,6 +188,11 @@ fn file() -> Option<PathBuf> {
 }
 
 impl MeasuredCosts {
+    /// Returns whether jobs still use it.
+    fn is_young(&self) -> bool {
+        SystemTime::now().duration_since(self.at).is_ok_and(|age| age < LASTS)
+    }
+
     fn is_of(&self, pair: &Pair) -> bool {
         (&self.from, &self.to, &self.links, self.class) == (&pair.from, &pair.to, &pair.links, pair.class)
     }
@@ -250,6 +283,34 @@ mod tests {
         fs::write(&path, [0xff, 0xfe]).unwrap();
         assert_eq!(read(&path), []);
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn the_order_is_that_of_the_latest_pairs() {
+        let pair = |from: &str, to: &str, per_byte: f64, seconds: u64| {
+            let network = LinkCost { latency: 50e-6, overhead: 0.0, per_byte };
+            MeasuredCosts { from: from.to_owned(), class: PairClass::Pair, network, ..entry(to, seconds) }
+        };
+        let (even, at) = (CostModel::default(), now() - 60);
+        assert_eq!(order_of_hosts(&[entry("b", at)], even), None);
+        // A host and itself, and a pair of a former job.
+        let mut known = vec![entry("b", at + 1), pair("a", "a", 1e-9, at), pair("x", "y", 1e-9, at - 1)];
+        for (from, to) in [("a", "b"), ("a", "c"), ("a", "d"), ("b", "c"), ("b", "d"), ("c", "d")] {
+            let known_before = known.clone();
+            known.push(pair(from, to, if (from, to) == ("b", "c") { 80e-9 } else { 8e-9 }, at));
+            // As of two jobs in one second.
+            let missing = order_of_hosts(&known_before, even);
+            assert!(known_before.len() < 5 || missing.is_none(), "{missing:?}");
+        }
+        for (from, to) in [("a", "b"), ("a", "c"), ("b", "c")] {
+            // Nothing old counts, nor what the future will bring.
+            known.extend([1, now() + 1000].map(|at| pair(from, to, if from == "a" { 1e-9 } else { 9e-9 }, at)));
+        }
+        let (order, model) = order_of_hosts(&known, even).unwrap();
+        let apart =
+            order.iter().position(|host| host == "b").unwrap().abs_diff(order.iter().position(|host| host == "c").unwrap());
+        assert_eq!((order.len(), apart, model.ring), (4, 2, Some(even.network)), "{order:?}");
+        assert!(model.network.per_byte > 9.0 * even.network.per_byte);
     }
 
     #[test]

@@ -3,8 +3,10 @@
 //! rank 0 and the first rank of another host, or with a topology two hosts of one rack, and then two
 //! of different racks. The measuring rank keeps the result on its machine's disk ([`cache`]): the next
 //! job on these hosts takes it from there, chooses the same algorithms and so gets the same bits.
+//! Without a topology, each two of a few hosts measure what messages between them cost ([`pairs`]).
 
 pub(crate) mod cache;
+mod pairs;
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +19,7 @@ use crate::reduce::Kernel;
 use crate::schedule::Algorithm;
 use crate::schedule::select::{CostModel, LinkCost};
 use crate::types::{DType, Descriptor, Op, Rank, ReduceOp};
-use cache::{Found, Pair, PairClass};
+use cache::{Pair, PairClass};
 
 /// The sizes of the messages whose transfer is timed, in bytes. They are tried in this order until one
 /// takes longer than a short message by at least [`LONG`] and by at least a round trip. So a fast
@@ -51,17 +53,24 @@ impl Core {
     pub(super) fn measure_costs(&mut self, info: &CommInfo) -> Result<()> {
         // What is measured holds for the job, also in communicators that are made later.
         let measures = std::mem::take(&mut self.settings.cost_model.are_measured);
-        // A forced algorithm needs no costs.
-        if !measures || self.settings.algorithm.is_some() {
+        if !measures {
             return Ok(());
         }
+        // A forced algorithm needs no costs but those that decide the order of hosts.
+        if self.settings.algorithm.is_none() {
+            self.measure_network(info)?;
+        }
+        self.measure_pairs(info)
+    }
+
+    fn measure_network(&mut self, info: &CommInfo) -> Result<()> {
         let mut model = self.settings.cost_model.model;
         for (class, pair) in self.pairs() {
             let (network, reduce) = self.costs_between(info, class, pair)?;
             if class == PairClass::OtherRack {
                 model = model.with_uplink(network);
             } else {
-                model = CostModel { network, reduce, ..model }.with_uplink(network);
+                model = CostModel { network, ring: None, reduce, ..model }.with_uplink(network);
             }
         }
         // The measuring rank sends what it has measured. Every rank that checks finds the same.
@@ -89,7 +98,7 @@ impl Core {
     /// Returns the costs of messages between two ranks, and of a reduction, on all ranks: the first of
     /// the two measures.
     fn costs_between(&mut self, info: &CommInfo, class: PairClass, pair: [Rank; 2]) -> Result<(LinkCost, f64)> {
-        let context = OpContext::new(Descriptor { op: Op::Connect, ..Descriptor::nothing() }, info);
+        let context = connecting(info);
         let mut probe = Probe { pair, class, context: context.clone(), memory: Vec::new() };
         let mut costs = [0u64; 4];
         if info.rank == pair[0] {
@@ -110,14 +119,16 @@ impl Core {
     fn measure(&mut self, probe: &mut Probe<'_>) -> Result<(LinkCost, f64)> {
         let [from, to] = probe.pair.map(|rank| self.fabric.address_on_network(rank));
         let pair = from.zip(to).map(|(from, to)| Pair::new(&from, &to, self.fabric.kind_of_links(probe.pair[1]), probe.class));
-        let found = pair.clone().map_or(Found::Nothing, cache::look_up);
-        let is_cached = matches!(found, Found::Costs(_));
-        let (network, reduce) = match &found {
-            Found::Costs(known) => (known.network, known.reduce),
-            Found::Nothing | Found::Late => (coarse_link(self.time_link(probe)?), coarse(time_reduction())),
+        let found = cache::look_up(pair.iter().cloned().collect());
+        let is_late = found.is_none();
+        let known = found.into_iter().flatten().next().flatten();
+        let is_cached = known.is_some();
+        let (network, reduce) = match known {
+            Some(known) => (known.network, known.reduce),
+            None => (coarse_link(self.time_link(probe)?), coarse(time_reduction())),
         };
-        if let (Found::Nothing, Some(pair)) = (&found, pair) {
-            cache::keep(pair, network, reduce);
+        if let Some(pair) = pair.filter(|_| !is_cached && !is_late) {
+            cache::keep(vec![(pair, network, reduce)]);
         }
         self.say(probe, 0, [0, 0])?;
         let LinkCost { latency, per_byte, .. } = network;
@@ -181,15 +192,28 @@ impl Core {
         Ok(began.elapsed().as_secs_f64())
     }
 
+    /// Has the other rank send a message of `bytes` bytes, and returns the seconds until it has come.
+    fn time_back(&mut self, probe: &mut Probe<'_>, bytes: usize) -> Result<f64> {
+        self.say(probe, 0, [bytes as u64, 0])?;
+        let began = Instant::now();
+        self.pass(probe, 1, bytes)?;
+        Ok(began.elapsed().as_secs_f64())
+    }
+
     /// Receives and answers the messages of the measuring rank, until it has finished.
     fn answer(&mut self, probe: &mut Probe<'_>) -> Result<()> {
         loop {
             let [bytes, count] = self.say(probe, 0, [0, 0])?;
-            if count == 0 {
-                return Ok(());
-            }
             // That rank belongs to the job, but it may be of another build.
             let bytes = (bytes as usize).min(SIZES[SIZES.len() - 1]);
+            match (bytes, count) {
+                (0, 0) => return Ok(()),
+                (_, 0) => {
+                    self.pass(probe, 1, bytes)?;
+                    continue;
+                }
+                _ => {}
+            }
             for _ in 0..count {
                 self.pass(probe, 0, bytes)?;
             }
@@ -223,6 +247,11 @@ impl Core {
         // SAFETY: passed on.
         unsafe { self.run_among(probe.context.clone(), &call, &probe.pair, Algorithm::Binomial, None) }
     }
+}
+
+/// The context of a call that belongs to the start.
+fn connecting(info: &CommInfo) -> OpContext<'_> {
+    OpContext::new(Descriptor { op: Op::Connect, ..Descriptor::nothing() }, info)
 }
 
 /// Returns the seconds to reduce one byte of `f32`.

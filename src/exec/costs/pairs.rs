@@ -1,0 +1,236 @@
+//! Measures what messages between each two hosts cost, and has schedules visit the hosts in the best order.
+//!
+//! In each round of a tournament, every host exchanges messages with one other, so all pairs are measured
+//! in about as many rounds as there are hosts. Pairs that seem slow meet once more, because other work may
+//! have disturbed them. Rank 0 keeps the costs on its machine's disk, and tells all ranks what it has found
+//! there; if that is not all, the hosts measure.
+
+use std::time::{Duration, Instant};
+
+use super::cache::{self, Pair, PairClass};
+use super::{FEWEST, MOST, Probe, REPEATING, SHORT, SIZES, coarse_link, connecting};
+use crate::buffer::RawSliceMut;
+use crate::call::Call;
+use crate::error::Result;
+use crate::exec::core::Core;
+use crate::failure::CommInfo;
+use crate::schedule::Algorithm;
+use crate::schedule::order::{ORDERED, PairCost, PairCosts, opponent, rounds};
+use crate::schedule::select::LinkCost;
+use crate::types::{DType, Op, Rank, ReduceOp};
+
+/// How long the hosts meet, but for one more round: all ranks wait meanwhile, so it is also at most this part
+/// of the timeout. Hosts that are too far apart for that keep the order of ranks.
+const ALL_ROUNDS: Duration = Duration::from_secs(2);
+const PART_OF_TIMEOUT: u32 = 4;
+
+/// A message that takes longer than a short one by this tells how fast a link is.
+const LONG: f64 = 8e-3;
+
+/// So does one that takes this many round trips longer.
+const WINDOWS: f64 = 4.0;
+
+/// Of a link, as ranks tell each other: its latency and its time per byte.
+const WORDS: usize = 2;
+
+/// Which of the pairs that should have met.
+#[derive(PartialEq)]
+enum Met {
+    Some,
+    /// All, but the last ones may have had too little time.
+    Late,
+    InTime,
+}
+
+impl Core {
+    /// Measures each pair of hosts, and visits the hosts in the best order from now on. All ranks call this
+    /// together. Does nothing with a topology, which says the order, and if ranks of one machine are
+    /// on several hosts.
+    pub(super) fn measure_pairs(&mut self, info: &CommInfo) -> Result<()> {
+        let first = self.first_on_host.clone();
+        let names: Option<Vec<String>> = first.iter().map(|&rank| self.fabric.address_on_network(rank)).collect();
+        let Some(names) = names else { return Ok(()) };
+        // Those with one address are on one machine, whatever their names are, and have no links.
+        let addresses: Vec<&str> = names.iter().filter_map(|name| name.rsplit(' ').next()).collect();
+        let are_apart = (1..addresses.len()).all(|at| !addresses[..at].contains(&addresses[at]));
+        if !are_apart || !self.racks.is_empty() || !ORDERED.contains(&names.len()) {
+            return Ok(());
+        }
+        let pair = |(a, b): (usize, usize)| Pair::new(&names[a], &names[b], self.fabric.kind_of_links(first[b]), PairClass::Pair);
+        let pairs: Vec<Pair> = PairCosts::pairs(names.len()).map(pair).collect();
+        let mut words = vec![0u64; WORDS * pairs.len()];
+        let mut is_late = false;
+        if info.rank == 0 {
+            let found = cache::look_up(pairs.clone());
+            is_late = found.is_none();
+            for (words, known) in words.chunks_exact_mut(WORDS).zip(found.into_iter().flatten()) {
+                let PairCost { latency, per_byte } = known.map_or(PairCost::default(), |known| PairCost::of(known.network));
+                words.copy_from_slice(&[latency, per_byte]);
+            }
+        }
+        let call = Call::in_place(Op::Broadcast, DType::U64, RawSliceMut::of(&mut words));
+        // SAFETY: `words` is borrowed for the call.
+        unsafe { self.run_in_order_of_ranks(connecting(info), &call, Algorithm::Binomial, None)? };
+        let is_cached = words.iter().all(|&word| word > 0);
+        if !is_cached {
+            let until = Instant::now() + ALL_ROUNDS.min(info.timeout / PART_OF_TIMEOUT);
+            words.fill(u64::MAX);
+            if let Met::Some = self.meet(info, &first, &mut words, until, |_, _| true)? {
+                if info.rank == 0 {
+                    crate::log::info!(hosts = names.len(), "the hosts are too far apart to measure each pair of them");
+                }
+                return Ok(());
+            }
+            let seen = costs_of(&words, names.len());
+            let met = self.meet(info, &first, &mut words, until, |a, b| seen.is_unusual(a, b))?;
+            // What was seen once, and perhaps disturbed, moves no schedule and warns nobody.
+            for ((a, b), words) in PairCosts::pairs(names.len()).zip(words.chunks_exact_mut(WORDS)) {
+                if met != Met::InTime && seen.is_unusual(a, b) {
+                    words[1] = u64::MAX;
+                }
+            }
+        }
+        let costs = costs_of(&words, names.len());
+        if info.rank == 0 {
+            if !is_cached && !is_late {
+                let measured = pairs.into_iter().zip(PairCosts::pairs(names.len()));
+                cache::keep(measured.map(|(pair, (a, b))| (pair, costs.of(a, b).link(), 0.0)).collect());
+            }
+            log(&costs, &names, is_cached);
+        }
+        self.fabric.keep_costs(&first, self.settings.cost_model.model, costs);
+        self.follow_measured();
+        Ok(())
+    }
+
+    /// Has pairs of hosts meet, and takes what each finds if it is less than what is known. No round but the
+    /// first begins after `until`.
+    fn meet(
+        &mut self,
+        info: &CommInfo,
+        first: &[Rank],
+        words: &mut Vec<u64>,
+        until: Instant,
+        do_meet: impl Fn(usize, usize) -> bool,
+    ) -> Result<Met> {
+        let (hosts, own) = (first.len(), first.iter().position(|&rank| rank == info.rank));
+        let meets = |round: usize, host: usize| opponent(hosts, round, host).filter(|&other| do_meet(host, other));
+        let is_used = |round: &usize| (0..hosts).any(|host| meets(*round, host).is_some());
+        let mut left = (0..rounds(hosts)).filter(is_used).count() as u32;
+        for round in (0..rounds(hosts)).filter(is_used) {
+            // The pairs that seem slow meet once more in the time that is left.
+            let most = until.saturating_duration_since(Instant::now()) / (left + 1);
+            left -= 1;
+            if let Some((own, other)) = own.and_then(|own| Some((own, meets(round, own)?))) {
+                self.meet_other(info, first, [own, other], words, most)?;
+            }
+            // All ranks stop together, if one of them has no time left.
+            words.push(u64::from(Instant::now() < until));
+            let call = Call { redop: Some(ReduceOp::Min), ..Call::in_place(Op::AllReduce, DType::U64, RawSliceMut::of(words)) };
+            // SAFETY: `words` is borrowed for the call.
+            unsafe { self.run_in_order_of_ranks(connecting(info), &call, Algorithm::RecursiveDoubling, None)? };
+            if words.pop() == Some(0) {
+                return Ok(if left > 0 { Met::Some } else { Met::Late });
+            }
+        }
+        Ok(Met::InTime)
+    }
+
+    /// Measures the link to another host, or answers that host, which measures.
+    fn meet_other(
+        &mut self,
+        info: &CommInfo,
+        first: &[Rank],
+        [own, other]: [usize; 2],
+        words: &mut [u64],
+        most: Duration,
+    ) -> Result<()> {
+        let pair = [own.min(other), own.max(other)];
+        let (ranks, context) = (pair.map(|host| first[host]), connecting(info));
+        let mut probe = Probe { pair: ranks, class: PairClass::Pair, context, memory: Vec::new() };
+        if own > other {
+            return self.answer(&mut probe);
+        }
+        let link = coarse_link(self.time_pair(&mut probe, most)?);
+        self.say(&mut probe, 0, [0, 0])?;
+        let PairCost { latency, per_byte } = PairCost::of(link);
+        let at = PairCosts::pairs(first.len()).position(|(a, b)| [a, b] == pair).expect("each pair is one of all");
+        let known = &mut words[WORDS * at..][..WORDS];
+        known.copy_from_slice(&[latency.min(known[0]), per_byte.min(known[1])]);
+        Ok(())
+    }
+
+    /// Measures a link from its first rank, in both directions: the slower one counts. The time per byte is
+    /// infinite if `most` has not been enough to learn it.
+    fn time_pair(&mut self, probe: &mut Probe<'_>, most: Duration) -> Result<LinkCost> {
+        // The first message opens the link. The other rank may be busy with the pair before.
+        self.time(probe, SHORT, 1)?;
+        let (began, mut round_trip) = (Instant::now(), f64::INFINITY);
+        for i in 0..MOST {
+            if i > 0 && began.elapsed() >= REPEATING.min(most / 3) {
+                break;
+            }
+            round_trip = round_trip.min(self.time(probe, SHORT, 1)?);
+        }
+        let mut slower = None;
+        for (is_back, until) in [(false, began + most * 2 / 3), (true, began + most)] {
+            for bytes in SIZES {
+                // The first one fills the window of the connection.
+                let mut time = f64::INFINITY;
+                for i in 0..FEWEST {
+                    if i > 0 && Instant::now() >= until {
+                        break;
+                    }
+                    let once = if is_back { self.time_back(probe, bytes)? } else { self.time(probe, bytes, 1)? };
+                    time = time.min(once);
+                }
+                let transfer = (time - round_trip).max(0.0);
+                // Of a shorter one, disturbances and the growing window of the connection decide the time.
+                if transfer >= LONG.max(WINDOWS * round_trip) || bytes == SIZES[SIZES.len() - 1] {
+                    // Not the difference to the size before, which a disturbance there makes too small.
+                    let per_byte = transfer / bytes as f64;
+                    slower = Some(slower.map_or(per_byte, |other: f64| other.max(per_byte)));
+                    break;
+                }
+                if Instant::now() >= until {
+                    break;
+                }
+            }
+        }
+        let per_byte = slower.unwrap_or(f64::INFINITY);
+        Ok(LinkCost { latency: round_trip / 2.0, overhead: 0.0, per_byte })
+    }
+}
+
+/// Returns the costs of the pairs. A time per byte that is not known is like most others.
+fn costs_of(words: &[u64], hosts: usize) -> PairCosts {
+    let is_known = |per_byte: &u64| *per_byte < u64::MAX;
+    let mut known: Vec<u64> = words.iter().skip(1).step_by(WORDS).copied().filter(is_known).collect();
+    known.sort_unstable();
+    let usual = known.get(known.len() / 2).copied().unwrap_or(1);
+    let mut costs = PairCosts::new(hosts);
+    for ((a, b), words) in PairCosts::pairs(hosts).zip(words.chunks_exact(WORDS)) {
+        costs.set(a, b, PairCost { latency: words[0], per_byte: if is_known(&words[1]) { words[1] } else { usual } });
+    }
+    costs
+}
+
+/// Says in which order schedules visit the hosts, and which links are slow.
+fn log(costs: &PairCosts, names: &[String], is_cached: bool) {
+    let short: Vec<&str> = names.iter().map(|name| name.split(' ').next().unwrap_or_default()).collect();
+    let are_clear = (1..short.len()).all(|at| !short[..at].contains(&short[at]));
+    let name = |host: usize| if are_clear { short[host] } else { &names[host] };
+    let order = costs.order().map(|order| order.into_iter().map(name).collect::<Vec<_>>().join(", "));
+    let order = order.unwrap_or_else(|| "that of ranks".to_owned());
+    crate::log::info!(hosts = names.len(), order, is_cached, "measured each pair of hosts");
+    let rate = |per_byte: u64| format!("{:.3} Gb/s", 8e3 / per_byte as f64);
+    for slow in costs.slow() {
+        let hosts = slow.hosts.iter().map(|&host| name(host)).collect::<Vec<_>>().join(" and ");
+        crate::log::warn!(
+            hosts,
+            rate = rate(slow.per_byte),
+            others = rate(slow.usual),
+            "a link is slower than those of the other hosts: check its cable, and the speed and duplex mode of its switch port"
+        );
+    }
+}
