@@ -1,5 +1,6 @@
 //! The variables `NCCL_*`, and what this library prints about itself.
 
+use std::io::Write;
 use std::sync::Once;
 
 use kolo::{Builder, Communicator, DevicePath, Transport};
@@ -78,11 +79,17 @@ fn level() -> Level {
     }
 }
 
+/// Writes a line to standard error. A closed pipe or a full disk there fails no call: `eprintln!` would
+/// panic.
+pub(crate) fn write_line(text: &str) {
+    _ = std::io::stderr().write_all(format!("kolo-nccl: {text}\n").as_bytes());
+}
+
 /// Prints a line if `NCCL_DEBUG` asks for its level.
 pub(crate) fn print(of: Level, text: impl FnOnce() -> String) {
     if of <= level() {
         let name = if of == Level::Warn { "NCCL WARN" } else { "NCCL INFO" };
-        eprintln!("kolo-nccl: {name} {}", text());
+        write_line(&format!("{name} {}", text()));
     }
 }
 
@@ -109,7 +116,7 @@ pub(crate) fn introduce() {
             .collect();
         ignored.sort();
         if !ignored.is_empty() {
-            eprintln!("kolo-nccl: these variables have no effect: {}", ignored.join(", "));
+            write_line(&format!("these variables have no effect: {}", ignored.join(", ")));
         }
     });
 }

@@ -48,18 +48,17 @@ pub(crate) struct Place(pub(crate) *mut ncclComm_t, pub(crate) ncclComm_t);
 unsafe impl Send for Place {}
 
 impl Job {
-    /// Runs the call on this thread.
+    /// Runs the call on this thread. A panic is its error: otherwise the communicator would be in progress
+    /// for ever.
     fn run(self) -> Result<(), Fault> {
         let Job { name, new, make, .. } = self;
-        if let Some((comm, _)) = &new {
-            let comm = comm.clone();
+        let comm = new.map(|(comm, _)| comm);
+        if let Some(comm) = comm.clone() {
             set_wait_check(Some(Box::new(move || !comm.is_aborted())));
         }
-        let made = catch_unwind(AssertUnwindSafe(|| make()?.map(with_companion).transpose()));
-        set_wait_check(None);
-        let made = made.unwrap_or_else(|panic| Err(Fault::panic(&*panic)));
-        match (new, made) {
-            (Some((comm, _)), Ok(Some((made, has_companion)))) => {
+        let made = catch_unwind(AssertUnwindSafe(|| {
+            let made = make()?.map(with_companion).transpose()?;
+            if let (Some(comm), Some((made, _))) = (&comm, &made) {
                 print(Level::Info, || {
                     let title = comm.config.name.clone().unwrap_or_default();
                     format!(
@@ -70,19 +69,21 @@ impl Job {
                         made.transport_name()
                     )
                 });
-                comm.started(Ok((made, has_companion)));
-                Ok(())
             }
-            (Some((comm, _)), Ok(None)) => {
-                comm.started(Err(Fault::usage("this rank is no member")));
-                Ok(())
-            }
-            (None, made) => made.map(drop),
-            (Some((comm, _)), Err(fault)) => {
+            Ok(made)
+        }));
+        set_wait_check(None);
+        let made = made.unwrap_or_else(|panic| Err(Fault::panic(&*panic)));
+        let Some(comm) = comm else { return made.map(drop) };
+        match made {
+            Ok(Some(made)) => comm.started(Ok(made)),
+            Ok(None) => comm.started(Err(Fault::usage("this rank is no member"))),
+            Err(fault) => {
                 comm.started(Err(fault.clone()));
-                Err(fault)
+                return Err(fault);
             }
         }
+        Ok(())
     }
 
     /// Runs the call, and forgets what it was to make if that fails.

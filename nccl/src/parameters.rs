@@ -9,7 +9,7 @@ use kolo::raw::between_forks;
 use parking_lot::Mutex;
 
 use crate::codes::{SUCCESS, ncclResult_t};
-use crate::environment::{HONOURED, variable};
+use crate::environment::{HONOURED, variable, write_line};
 use crate::fault::Fault;
 use crate::pointers::{place, text};
 
@@ -129,6 +129,6 @@ pub(crate) unsafe fn keys(table: *mut *const *const c_char, len: *mut c_int) -> 
 /// Prints all parameters to standard error.
 pub(crate) fn dump() {
     for name in HONOURED {
-        eprintln!("kolo-nccl: {name}={}", variable(name).unwrap_or_default());
+        write_line(&format!("{name}={}", variable(name).unwrap_or_default()));
     }
 }

@@ -7,16 +7,24 @@ mod common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
+use std::ptr::null_mut;
+use std::time::{Duration, Instant};
 
 use common::*;
 
 const RANK: &str = "KOLO_NCCL_TEST_RANK";
 const RANKS: usize = 3;
 
-fn start(rank: usize) -> Child {
+/// Returns this program, to run one test as a rank.
+fn as_rank(test: &str, rank: usize) -> Command {
     let mut program = Command::new(std::env::current_exe().unwrap());
-    program.args(["a_killed_rank_is_a_remote_error_on_all_survivors", "--exact", "--nocapture"]);
-    program.env(RANK, rank.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+    program.args([test, "--exact", "--nocapture"]).env(RANK, rank.to_string());
+    program
+}
+
+fn start(rank: usize) -> Child {
+    let mut program = as_rank("a_killed_rank_is_a_remote_error_on_all_survivors", rank);
+    program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
 }
 
 /// Reads the id from standard input, and calls until a call fails.
@@ -63,4 +71,28 @@ fn a_killed_rank_is_a_remote_error_on_all_survivors() {
         assert!(ranks[survivor].wait().unwrap().success());
     }
     ranks[1].wait().unwrap();
+}
+
+/// As under a launcher that has died: what is printed goes nowhere.
+#[test]
+fn no_call_fails_where_standard_error_is_closed() {
+    if std::env::var_os(RANK).is_none() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut program = as_rank("no_call_fails_where_standard_error_is_closed", 0);
+        let child = program.envs([("NCCL_DEBUG", "INFO"), ("NCCL_ALGO", "ring")]).stderr(writer).output().unwrap();
+        assert!(child.status.success(), "{:?}: {}", child.status, String::from_utf8_lossy(&child.stdout));
+        return;
+    }
+    let mut comm = null_mut();
+    assert_eq!(ncclCommInitRankConfig(&mut comm, 1, unique_id(), 0, &Config::blocking(0)), IN_PROGRESS);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while state(comm) == IN_PROGRESS && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    assert_eq!(state(comm), SUCCESS, "{}", last_error(comm));
+    assert_eq!(ncclCommDestroy(std::ptr::dangling_mut()), INVALID_ARGUMENT);
+    dump_parameters();
+    assert!(!last_error(null_mut()).contains("panic"), "{}", last_error(null_mut()));
+    ok(ncclCommDestroy(comm));
 }

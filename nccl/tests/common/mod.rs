@@ -95,6 +95,12 @@ pub fn last_error(comm: Comm) -> String {
     unsafe { CStr::from_ptr(last_error_at(comm)) }.to_string_lossy().into_owned()
 }
 
+/// Prints all parameters.
+pub fn dump_parameters() {
+    // SAFETY: this is the signature of nccl.h.
+    unsafe { LIBRARY.get::<unsafe extern "C" fn()>(b"ncclParamDumpAll").unwrap()() }
+}
+
 /// Fails with the library's sentence unless a call succeeded.
 #[track_caller]
 pub fn ok(result: c_int) {
