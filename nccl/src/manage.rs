@@ -322,6 +322,9 @@ pub(crate) unsafe fn grow(
 }
 
 pub(crate) fn finalize(comm: ncclComm_t) -> Result<ncclResult_t, Fault> {
+    if comm.is_null() {
+        return Ok(SUCCESS);
+    }
     let this = enter(comm)?;
     this.ready()?;
     if this.is_aborted() {
@@ -360,6 +363,9 @@ pub(crate) fn abort(comm: ncclComm_t) -> Result<ncclResult_t, Fault> {
 }
 
 pub(crate) fn revoke(comm: ncclComm_t, flags: c_int) -> Result<ncclResult_t, Fault> {
+    if comm.is_null() {
+        return Ok(SUCCESS);
+    }
     let this = enter(comm)?;
     if flags != 0 {
         return Err(Fault::argument(format!("revokeFlags is {flags}; it must be NCCL_REVOKE_DEFAULT, 0")));

@@ -69,6 +69,19 @@ fn the_last_error_has_one_place() {
     assert_eq!(at, again);
 }
 
+/// A rank that is in no part of a split ends its part as the others do.
+#[test]
+fn ending_a_null_communicator_succeeds() {
+    ok(ncclGroupStart());
+    ok(ncclCommFinalize(null_mut()));
+    ok(ncclGroupEnd());
+    ok(ncclCommRevoke(null_mut(), 0));
+    // NCCL checks the flags of communicators only.
+    ok(ncclCommRevoke(null_mut(), 1));
+    ok(ncclCommAbort(null_mut()));
+    ok(ncclCommDestroy(null_mut()));
+}
+
 #[test]
 fn averages_of_integers_are_truncated() {
     on_threads(3, |rank, comm| {
