@@ -3,7 +3,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::codes::{SUCCESS, ncclResult_t};
-use crate::environment::{Level, print};
 use crate::fault::Fault;
 use crate::{held, last};
 
@@ -14,9 +13,7 @@ pub(crate) fn boundary(name: &str, call: impl FnOnce() -> Result<ncclResult_t, F
         Ok(Err(fault)) => fault,
         Err(panic) => held::counted::<()>(Err(Fault::panic(&*panic))).expect_err("it is a panic"),
     };
-    let text = format!("{name}: {fault}");
-    print(Level::Warn, || text.clone());
-    last::remember(&text);
+    last::report(&format!("{name}: {fault}"));
     fault.code()
 }
 

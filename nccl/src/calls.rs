@@ -85,7 +85,7 @@ impl Arguments {
             }
             request::run_one(request)
         })();
-        held::counted(result.inspect_err(|fault: &Fault| this.remember(&fault.to_string())))?;
+        held::counted(result.inspect_err(|fault: &Fault| _ = this.note(&fault.to_string())))?;
         Ok(SUCCESS)
     }
 }

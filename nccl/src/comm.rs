@@ -14,6 +14,7 @@ use crate::codes::*;
 use crate::config::Config;
 use crate::driver;
 use crate::fault::Fault;
+use crate::last;
 use crate::registry::{Kind, Registry};
 use crate::scalar::Factor;
 
@@ -42,6 +43,8 @@ pub(crate) struct Comm {
     /// Registered memory, by handle.
     pub(crate) registered: Mutex<BTreeMap<usize, Registration>>,
     last: Mutex<String>,
+    /// Whether the failure that ended it was remembered. Programs ask for the state again and again.
+    has_told_failure: AtomicBool,
     forks: u32,
 }
 
@@ -75,6 +78,7 @@ impl Comm {
             operators: Mutex::default(),
             registered: Mutex::default(),
             last: Mutex::default(),
+            has_told_failure: AtomicBool::new(false),
             forks: forks(),
         });
         let handle = COMMUNICATORS
@@ -95,7 +99,7 @@ impl Comm {
                 *state = State::Ready(Arc::new(comm));
             }
             Err(fault) => {
-                self.remember(&fault.to_string());
+                self.note(&fault.to_string());
                 *state = State::Failed(fault);
             }
         }
@@ -158,7 +162,9 @@ impl Comm {
         match comm.failure() {
             Some(error) if !self.is_aborted.load(Ordering::SeqCst) => {
                 let fault = Fault::from(error.clone());
-                self.remember(&fault.to_string());
+                if !self.has_told_failure.swap(true, Ordering::Relaxed) {
+                    self.remember(&fault.to_string());
+                }
                 fault.code()
             }
             _ => SUCCESS,
@@ -219,9 +225,21 @@ impl Comm {
         self.is_aborted.load(Ordering::SeqCst)
     }
 
-    /// Remembers an error for ncclGetLastError.
+    /// Remembers an error that no call returns, also as the last one of the process, unless it is the
+    /// last one of the communicator already.
     pub(crate) fn remember(&self, text: &str) {
-        text.clone_into(&mut self.last.lock());
+        if self.note(text) {
+            last::report(text);
+        }
+    }
+
+    /// Remembers an error of this communicator, which its caller reports. Returns whether it is another
+    /// one than before.
+    pub(crate) fn note(&self, text: &str) -> bool {
+        let mut last = self.last.lock();
+        let is_other = *last != text;
+        text.clone_into(&mut last);
+        is_other
     }
 
     pub(crate) fn last(&self) -> String {

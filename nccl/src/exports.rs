@@ -195,8 +195,7 @@ exports! {
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclResetDebugInitInternal() {}
 
-/// Returns the last error of a communicator, otherwise that of this thread, otherwise that of another
-/// one.
+/// Returns the last error of a communicator, otherwise that of the process.
 fn last_error(comm: ncclComm_t) -> *const c_char {
     let own = if comm.is_null() { String::new() } else { enter(comm).map(|comm| comm.last()).unwrap_or_default() };
     last::tell(if own.is_empty() { last::latest() } else { own })

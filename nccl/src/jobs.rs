@@ -12,6 +12,7 @@ use crate::codes::*;
 use crate::comm::{Comm, Pending, ncclComm_t, take};
 use crate::environment::{Level, print};
 use crate::fault::Fault;
+use crate::last;
 
 /// What makes a communicator; `None` for a rank that becomes a member of none.
 type Make = Box<dyn FnOnce() -> Result<Option<Communicator>, Fault> + Send>;
@@ -123,8 +124,13 @@ fn run_apart(line: Vec<Job>) -> Result<(), Fault> {
     let run = move || {
         for job in line {
             let (name, parent) = (job.name, job.parent.clone());
-            if let (Err(fault), Some(parent)) = (job.run(), parent) {
-                parent.remember(&format!("{name}: {fault}"));
+            if let Err(fault) = job.run() {
+                // No call returns it.
+                let text = format!("{name}: {fault}");
+                if let Some(parent) = parent {
+                    parent.note(&text);
+                }
+                last::report(&text);
             }
         }
         drop(pending);

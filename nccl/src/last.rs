@@ -7,30 +7,30 @@ use parking_lot::Mutex;
 
 use kolo::raw::between_forks;
 
+use crate::environment::{Level, print};
+
 /// The bytes of a text in C, with its zero.
 const MOST: usize = 4096;
 
-/// The last error of the process, for a thread that had none: NCCL has one text for all threads.
+/// The last error of the process. As in NCCL, there is one text for all threads: an error that a
+/// communicator finds out has no thread that called.
 static LAST: Mutex<String> = Mutex::new(String::new());
 
 thread_local! {
-    static OF_THREAD: RefCell<String> = const { RefCell::new(String::new()) };
     /// What `ncclGetLastError` returned to this thread last. Programs keep the pointer, as that of NCCL is
     /// always the same.
     static TOLD: RefCell<[u8; MOST]> = const { RefCell::new([0; MOST]) };
 }
 
-/// Remembers the error of a call.
-pub(crate) fn remember(text: &str) {
+/// Prints an error if `NCCL_DEBUG` asks for it, and remembers it as the last one of the process.
+pub(crate) fn report(text: &str) {
+    print(Level::Warn, || text.to_owned());
     between_forks(|| text.clone_into(&mut LAST.lock()));
-    // When a thread ends, its storage may be gone: then no call can ask for the error.
-    let _ = OF_THREAD.try_with(|last| text.clone_into(&mut last.borrow_mut()));
 }
 
-/// Returns the last error of this thread, or that of another one.
+/// Returns the last error of the process.
 pub(crate) fn latest() -> String {
-    let own = OF_THREAD.try_with(|last| last.borrow().clone()).unwrap_or_default();
-    if own.is_empty() { between_forks(|| LAST.lock().clone()) } else { own }
+    between_forks(|| LAST.lock().clone())
 }
 
 /// Returns a text to C. It stays until this thread asks again, and is cut where the room ends.

@@ -229,10 +229,12 @@ pub(crate) fn run(requests: Vec<Request>) -> Result<(), Fault> {
     result
 }
 
-/// Keeps the first failure, which the communicator remembers.
+/// Keeps the first failure, which the call returns. Communicators remember theirs.
 fn fail(result: &mut Result<(), Fault>, request: &Request, fault: Fault) {
-    request.comm.remember(&fault.to_string());
-    if result.is_ok() {
-        *result = Err(fault);
+    if result.is_err() {
+        request.comm.remember(&fault.to_string());
+        return;
     }
+    request.comm.note(&fault.to_string());
+    *result = Err(fault);
 }

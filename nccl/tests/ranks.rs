@@ -60,15 +60,6 @@ fn splits_of_one_group_keep_their_order() {
     });
 }
 
-/// Programs keep the pointer to the text.
-#[test]
-fn the_last_error_has_one_place() {
-    let at = last_error_at(null_mut());
-    assert_eq!(ncclCommDestroy(std::ptr::dangling_mut()), INVALID_ARGUMENT);
-    let again = last_error_at(null_mut());
-    assert_eq!(at, again);
-}
-
 /// A rank that is in no part of a split ends its part as the others do.
 #[test]
 fn ending_a_null_communicator_succeeds() {
@@ -147,50 +138,6 @@ fn one_thread_has_all_ranks_in_groups() {
             ok(ncclCommDestroy(comm));
         }
     }
-}
-
-#[test]
-fn a_group_with_a_failed_call_executes_nothing() {
-    let mut comm = null_mut();
-    ok(ncclCommInitAll(&mut comm, 1, null()));
-    let (sent, mut got) = (7i32, 0i32);
-    ok(ncclGroupStart());
-    ok(ncclAllReduce((&raw const sent).cast(), (&raw mut got).cast(), 1, INT32, SUM, comm, null_mut()));
-    assert_eq!(ncclSend((&raw const sent).cast(), 1, INT32, 5, comm, null_mut()), INVALID_ARGUMENT);
-    assert!(last_error(null_mut()).contains("peer is 5"), "{}", last_error(null_mut()));
-    assert_eq!(ncclGroupEnd(), INVALID_ARGUMENT);
-    assert_eq!(got, 0);
-    assert_eq!(ncclGroupEnd(), INVALID_USAGE);
-    assert_eq!(sum(comm, 3), Ok(3));
-    ok(ncclCommDestroy(comm));
-}
-
-#[test]
-fn wrong_arguments_are_told() {
-    let mut comm = null_mut();
-    ok(ncclCommInitAll(&mut comm, 1, null()));
-    let mut value = 1i32;
-    let at = (&raw mut value).cast::<c_void>();
-    let call = |at: *mut c_void, dtype, op, comm| ncclAllReduce(at, at, 1, dtype, op, comm, null_mut());
-    // Each call when it is its turn, because the text is that of the last one.
-    let calls: [(&dyn Fn() -> c_int, &str); 11] = [
-        (&|| call(at, 12, SUM, comm), "datatype is 12"),
-        (&|| call(at, INT32, -1, comm), "op is -1"),
-        (&|| call(at, INT32, 5, comm), "op is 5"),
-        (&|| call(null_mut(), INT32, SUM, comm), "null"),
-        (&|| call(at, INT32, SUM, null_mut()), "comm is null"),
-        (&|| call(at, INT32, SUM, at), "no communicator"),
-        (&|| call(at.wrapping_byte_add(1), INT32, SUM, comm), "aligned"),
-        (&|| ncclCommInitRank(&mut comm.clone(), 2, Id([0; 128]), 2), "rank is 2"),
-        (&|| ncclCommInitRank(&mut comm.clone(), 1, Id([7; 128]), 0), "commId"),
-        (&|| ncclCommInitRank(null_mut(), 1, Id([7; 128]), 0), "newcomm is null"),
-        (&|| ncclCommSplit(comm, -2, 0, &mut comm.clone(), null()), "color is -2"),
-    ];
-    for (call, part) in calls {
-        assert_eq!(call(), INVALID_ARGUMENT, "{part}");
-        assert!(last_error(null_mut()).contains(part), "{part}: {}", last_error(null_mut()));
-    }
-    ok(ncclCommDestroy(comm));
 }
 
 #[test]

@@ -272,8 +272,39 @@ static int companions(void) {
     return 0;
 }
 
+/* The stream waits, and the call has returned: a peer's end is found out when the program asks for the
+ * state, and is the last error of the process. */
+static int loss(void) {
+    ncclUniqueId id;
+    ncclComm_t comm;
+    CHECK(ncclGetUniqueId(&id));
+    first = fork() == 0, last = first + 1, on_device = 1;
+    open_driver(2);
+    CHECK(ncclCommInitRank(&comm, 2, id, first));
+    float* memory = new_memory(first, sizeof *memory);
+    CHECK(ncclAllReduce(memory, memory, 1, ncclFloat, ncclSum, comm, stream[first]));
+    need(synchronize(stream[first]), "cuStreamSynchronize");
+    if (first == 1) _exit(0);
+    CHECK(ncclAllReduce(memory, memory, 1, ncclFloat, ncclSum, comm, stream[first]));
+    ncclResult_t state = ncclSuccess;
+    for (int i = 0; i < 30000 && state == ncclSuccess; i++, usleep(1000)) CHECK(ncclCommGetAsyncError(comm, &state));
+    if (state != ncclRemoteError || !strstr(ncclGetLastError(NULL), "rank 1")) {
+        fprintf(stderr, "%s\n", ncclGetLastError(NULL));
+        fail("state", state, 0, 0);
+    }
+    /* The newest error wins, however often the program asks for the state. */
+    if (ncclCommCount(NULL, NULL) != ncclInvalidArgument) fail("question", 0, 0, 0);
+    CHECK(ncclCommGetAsyncError(comm, &state));
+    if (state != ncclRemoteError || strstr(ncclGetLastError(NULL), "rank 1")) fail("newest error", state, 0, 0);
+    CHECK(ncclCommAbort(comm));
+    while (wait(NULL) > 0) {}
+    printf("client: the loss of a rank is the last error of the process\n");
+    return 0;
+}
+
 int main(int argc, char** argv) {
     if (argc > 1 && !strcmp(argv[1], "companions")) return companions();
+    if (argc > 1 && !strcmp(argv[1], "loss")) return loss();
     int ranks = argc > 2 ? atoi(argv[1]) : 2;
     on_device = argc > 2 && !strcmp(argv[2], "device");
     ncclComm_t comms[MOST], parts[MOST];
