@@ -82,7 +82,8 @@ pub(crate) unsafe fn copy_sized<T>(
     Ok(known)
 }
 
-/// Reads the configuration of a communicator. Without one, it is the other one's.
+/// Reads the configuration of a communicator. Without one, it is the other one's; what one leaves
+/// undefined is the default.
 ///
 /// # Safety
 ///
@@ -116,10 +117,9 @@ pub(crate) unsafe fn read(config: *const ncclConfig_t, inherited: &Config) -> Re
     let name = (!config.commName.is_null()).then(|| unsafe { CStr::from_ptr(config.commName) }.to_string_lossy().into_owned());
     let blocking = match number("NCCL_COMM_BLOCKING") {
         Some(number) => number != 0,
-        None if config.blocking == UNDEF_INT => inherited.blocking,
         None => config.blocking != 0,
     };
-    Ok(Config { blocking, name: name.or_else(|| inherited.name.clone()) })
+    Ok(Config { blocking, name })
 }
 
 /// Checks the configuration of one call, which may be null. The hints in it have no effect.

@@ -70,7 +70,8 @@ fn submit(job: Job) -> Result<ncclResult_t, Fault> {
     jobs::run(vec![job])
 }
 
-/// Makes a communicator by `make`, and writes its handle at once.
+/// Makes a communicator by `make`, and writes its handle at once. The call waits until it is made
+/// if `blocking`: as in NCCL, the parent decides it for a split and a shrink, not the new one.
 ///
 /// # Safety
 ///
@@ -79,12 +80,12 @@ unsafe fn begin(
     name: &'static str,
     to: *mut ncclComm_t,
     config: Config,
+    blocking: bool,
     parent: Option<Arc<Comm>>,
     make: impl FnOnce() -> Result<Option<Communicator>, Fault> + Send + 'static,
 ) -> Result<ncclResult_t, Fault> {
     pointer(to, "newcomm")?;
     introduce();
-    let blocking = config.blocking;
     let device = parent.as_ref().map_or_else(driver::current_device, |parent| parent.device);
     let (comm, handle) = Comm::starting(config, device)?;
     // SAFETY: passed on, and the pointer is aligned and not null.
@@ -112,9 +113,10 @@ pub(crate) unsafe fn init_rank(
     let (world, rank) = ranks(nranks, rank)?;
     // SAFETY: passed on.
     let config = unsafe { config::read(config, &Config::default())? };
+    let blocking = config.blocking;
     let make = move || connect(environment::builder().world_size(world).rank(rank), &id.internal).map(Some);
     // SAFETY: passed on.
-    unsafe { begin("ncclCommInitRank", comm, config, None, make) }
+    unsafe { begin("ncclCommInitRank", comm, config, blocking, None, make) }
 }
 
 /// # Safety
@@ -184,15 +186,15 @@ pub(crate) unsafe fn split(
     }
     // Shifts the numbers so that the smallest is 0, and keeps their order.
     let key = (key as u32 ^ 1 << 31) as usize;
-    let color = usize::try_from(color).ok();
+    let (color, blocking) = (usize::try_from(color).ok(), parent.config.blocking);
     let make = move || Ok(whole.split_or_leave(color, key)?);
     if color.is_some() {
         // SAFETY: passed on.
-        return unsafe { begin("ncclCommSplit", newcomm, config, Some(parent), make) };
+        return unsafe { begin("ncclCommSplit", newcomm, config, blocking, Some(parent), make) };
     }
     // SAFETY: passed on, and the pointer is aligned and not null.
     unsafe { newcomm.write(std::ptr::null_mut()) };
-    submit(Job { name: "ncclCommSplit", new: None, parent: Some(parent), blocking: config.blocking, make: Box::new(make) })
+    submit(Job { name: "ncclCommSplit", new: None, parent: Some(parent), blocking, make: Box::new(make) })
 }
 
 /// # Safety
@@ -240,8 +242,9 @@ pub(crate) unsafe fn shrink(
             }
         }
     };
+    let blocking = parent.config.blocking;
     // SAFETY: passed on.
-    unsafe { begin("ncclCommShrink", newcomm, config, Some(parent), make) }
+    unsafe { begin("ncclCommShrink", newcomm, config, blocking, Some(parent), make) }
 }
 
 /// Connects some ranks of a communicator anew. The others take no part.
@@ -287,9 +290,10 @@ pub(crate) unsafe fn grow(
         let id = given.ok_or(Fault::Null { what: "uniqueId" })?;
         // SAFETY: passed on.
         let config = unsafe { config::read(config, &Config::default())? };
+        let blocking = config.blocking;
         let make = move || connect(environment::builder().world_size(world).rank(rank), &id).map(Some);
         // SAFETY: passed on.
-        return unsafe { begin("ncclCommGrow", newcomm, config, None, make) };
+        return unsafe { begin("ncclCommGrow", newcomm, config, blocking, None, make) };
     }
     let parent = enter(comm)?;
     let before = parent.ready()?;
@@ -301,6 +305,7 @@ pub(crate) unsafe fn grow(
     }
     // SAFETY: passed on.
     let config = unsafe { config::read(config, &parent.config)? };
+    let blocking = config.blocking;
     let make = move || {
         // The root alone has the id, and the others do not know which rank is the root.
         let mut mine = [0u8; 129];
@@ -318,7 +323,7 @@ pub(crate) unsafe fn grow(
         connect(environment::builder().world_size(world).rank(before.rank()), &id).map(Some)
     };
     // SAFETY: passed on.
-    unsafe { begin("ncclCommGrow", newcomm, config, Some(parent), make) }
+    unsafe { begin("ncclCommGrow", newcomm, config, blocking, Some(parent), make) }
 }
 
 pub(crate) fn finalize(comm: ncclComm_t) -> Result<ncclResult_t, Fault> {

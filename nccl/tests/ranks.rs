@@ -178,6 +178,26 @@ fn nonblocking_communicators_tell_when_they_are_ready() {
     }
 }
 
+/// The new communicator is as its configuration says: by default blocking.
+#[test]
+fn a_split_waits_if_its_parent_is_blocking() {
+    on_threads(1, |_, comm| {
+        let mut part = null_mut();
+        ok(ncclCommSplit(comm, 0, 0, &mut part, &Config::blocking(0)));
+        assert_eq!(state(part), SUCCESS);
+        let mut of_part = null_mut();
+        assert_eq!(ncclCommSplit(part, 0, 0, &mut of_part, &Config::blocking(c_int::MIN)), IN_PROGRESS);
+        while state(part) == IN_PROGRESS {
+            std::thread::yield_now()
+        }
+        ok(ncclCommFinalize(of_part));
+        assert_eq!(ncclCommFinalize(part), IN_PROGRESS);
+        for comm in [of_part, part, comm] {
+            ok(ncclCommAbort(comm));
+        }
+    });
+}
+
 #[test]
 fn a_communicator_shrinks_and_grows() {
     let newcomer = std::sync::Mutex::new(None);
