@@ -129,6 +129,8 @@ pub(crate) fn allocate(bytes: usize) -> Result<*mut c_void, Fault> {
 ///
 /// Nothing uses the memory any more.
 pub(crate) unsafe fn free(address: *mut c_void) -> Result<(), Fault> {
+    const DOING: &str = "freeing memory of the device";
+    with_context(DOING)?;
     // SAFETY: passed on; the driver refuses an address that it did not allocate.
-    check(unsafe { sys::cuMemFree_v2(address.addr() as u64) }, "freeing memory of the device")
+    check(unsafe { sys::cuMemFree_v2(address.addr() as u64) }, DOING)
 }

@@ -254,6 +254,8 @@ static int companions(void) {
     if (ncclGroupEnd() != ncclInvalidUsage || !strstr(ncclGetLastError(comms[0]), "start a process for each rank")) fail("end of group", 0, 0, 0);
     /* The host would compute it. */
     if (ncclAllReduce(NULL, numbers, 1, ncclInt, ncclAvg, comms[0], NULL) != ncclInvalidArgument) fail("no buffer", 0, 0, 0);
+    /* As on a thread that has no context: NCCL makes that of the memory current. */
+    need(set_current(NULL), "cuCtxSetCurrent");
     CHECK(ncclMemFree(memory));
     /* An operator belongs to one communicator. */
     ncclRedOp_t twice;

@@ -357,6 +357,8 @@ calls! {
 
     fn cuMemFree_v2(address: u64) {
         p.refuse_in_capture()?;
+        // That of any device.
+        _ = current()?;
         p.alone(|| p.memory.free(address))
     }
 
