@@ -11,6 +11,7 @@ import pykolo
 import pytest
 from pykolo import _abi
 from pykolo._memory import memory_of
+from pykolo._settings import milliseconds
 
 HELD = (ctypes.c_float * 6)(*range(6))
 ADDRESS = ctypes.addressof(HELD)
@@ -259,6 +260,18 @@ def test_wrong_arguments(comm):
             call()
         assert isinstance(caught.value, pykolo.KoloError)
     assert list(x) == [1.0, 2.0] and comm.is_usable
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [("int8", 100), ("uint16", 3600), ("float16", 100), ("float32", 0.25)])
+def test_a_timeout_may_be_a_number_of_numpy(kind, seconds):
+    numpy = pytest.importorskip("numpy")
+    assert milliseconds(getattr(numpy, kind)(seconds), "timeout") == 1000 * seconds
+
+
+@pytest.mark.parametrize("wrong", [10**400, 1e12, float("nan"), -1, 1j])
+def test_times_out_of_range_are_refused(wrong):
+    with pytest.raises(pykolo.ArgumentError, match="give a time in seconds"):
+        milliseconds(wrong, "timeout")
 
 
 def test_blocks_of_the_ranks():

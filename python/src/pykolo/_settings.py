@@ -24,7 +24,12 @@ _RANGES = {"sockets": (1, 64), "wire_seed": (0, 2**32 - 1)}
 def milliseconds(given: float | timedelta, name: str, least: int = 1) -> int:
     """A time of an argument, which is at least so long."""
     seconds = given.total_seconds() if isinstance(given, timedelta) else given
-    if not isinstance(seconds, numbers.Real) or not (0 < seconds < 1e12 or seconds == least == 0):
+    try:
+        # The milliseconds of a number of numpy may be out of the range of its type.
+        seconds = float(seconds) if isinstance(seconds, numbers.Real) else math.nan
+    except OverflowError:
+        seconds = math.inf
+    if not (0 < seconds < 1e12 or seconds == least == 0):
         raise ArgumentError(f"{name} is {given!r}: give a time in seconds, {'more than 0' if least else '0 or more'}")
     return max(least, round(1000 * seconds))
 
