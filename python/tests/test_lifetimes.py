@@ -56,6 +56,29 @@ def test_work_that_the_collector_drops_within_a_drop_is_dropped(monkeypatch: pyt
     assert len(destroyed) == 2
 
 
+def test_a_drop_looks_at_few_of_those_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Flight:
+        handle = None
+        looks = 0
+        is_over = False
+
+        def has_ended(self) -> bool:
+            Flight.looks += 1
+            return self.is_over
+
+    destroyed: list[object] = []
+    monkeypatch.setattr(_work, "_destroy", destroyed.append)
+    monkeypatch.setattr(_work, "_dropped", collections.deque())
+    flights = [Flight() for _ in range(1000)]
+    for flight in flights:
+        _work._drop(flight)  # type: ignore[arg-type]
+    assert Flight.looks <= 3 * len(flights) and not destroyed
+    Flight.is_over = True
+    for flight in [Flight() for _ in flights]:
+        _work._drop(flight)  # type: ignore[arg-type]
+    assert len(destroyed) == 2 * len(flights) and not _work._dropped
+
+
 @pytest.mark.parametrize(("color", "key"), [(2**32, 0), (-1, 0), (0, 2**31)])
 def test_split_refuses_what_c_would_cut(color: int, key: int) -> None:
     def rank(comm: pykolo.Communicator) -> None:
