@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import array
+import asyncio
 import collections
 import ctypes
 import gc
 import threading
+import time
 import weakref
 
 import pytest
@@ -34,6 +37,32 @@ def test_a_dropped_receive_from_any_rank_keeps_what_kolo_writes() -> None:
             comm.send(bytearray(8), 1)
         # Behind the receive.
         comm.barrier()
+
+    pykolo.spawn(2, rank)
+
+
+@pytest.mark.parametrize("how", ["wait", "done", "await"])
+def test_a_work_lets_go_of_what_the_operation_used_at_its_end(how: str) -> None:
+    async def awaits(work: pykolo.Work[object]) -> None:
+        await work
+
+    def rank(comm: pykolo.Communicator) -> None:
+        x, out = array.array("B", [comm.rank]), bytearray(2)
+        alive = weakref.ref(x)
+        work = comm.start_all_gather(x, out)
+        del x
+        if how == "wait":
+            work.wait(60)
+        elif how == "await":
+            asyncio.run(awaits(work))
+        else:
+            while not work.done():
+                time.sleep(0.001)
+        gc.collect()
+        assert alive() is None
+        # It can change its size again, and is still the result.
+        out.append(2)
+        assert work.wait() is out and out == b"\0\1\2"
 
     pykolo.spawn(2, rank)
 

@@ -166,6 +166,31 @@ print(comm.recv(bytearray(1), 1))
 
 
 @ONLY_UNIX
+def test_a_wait_that_kolo_refuses_in_a_handler_leaves_the_operation_in_flight(tmp_path):
+    zero = f"""{INTERRUPT}
+other = comm.split(0)
+work = other.start_recv(bytearray(1), 1)
+def handler(*_):
+    try:
+        work.wait()
+    except pykolo.ArgumentError:
+        print("refused", work.done())
+signal.signal(signal.SIGINT, handler)
+threading.Thread(target=interrupt, args=("barrier",), daemon=True).start()
+comm.barrier()
+print(work.wait())
+"""
+    one = "other = comm.split(0); sys.stdin.readline(); comm.barrier(); other.send(b'a', 0); other.barrier()"
+    first, second = pair(tmp_path, zero, one)
+    assert first.stdout.readline() == "refused False\n"
+    second.stdin.write("\n")
+    second.stdin.flush()
+    assert first.stdout.readline() == "bytearray(b'a')\n"
+    for process in (first, second):
+        process.communicate(timeout=LONG)
+
+
+@ONLY_UNIX
 def test_a_forked_child_gets_an_error_and_the_parent_goes_on():
     program = """
 import os, array, pykolo

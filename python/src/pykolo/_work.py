@@ -44,8 +44,14 @@ class _Flight:
         done = ctypes.c_int32()
         # It fails if the operation has, or in a forked child, whose memory no operation uses. Without a
         # handle, none has begun.
-        self.is_over = self.is_over or not self.handle or _test(self.handle, ctypes.byref(done)) != _abi.OK or done.value != 0
+        if self.is_over or not self.handle or _test(self.handle, ctypes.byref(done)) != _abi.OK or done.value != 0:
+            self.end()
         return self.is_over
+
+    def end(self) -> None:
+        """Lets go of what the operation used. The Work may live on."""
+        self.is_over = True
+        self.uses = None
 
 
 # Operations whose Work was dropped before their end, which goes on using the memory. Python may drop
@@ -100,8 +106,12 @@ class Work(Generic[T]):
             result = _wait_timeout(flight.handle, milliseconds(timeout, "timeout", 0))
         if result == _abi.IN_PROGRESS:
             raise raised_by_handler() or TimeoutError(f"the operation has not ended after {timeout} s and goes on: wait again, or cancel it")
-        flight.is_over = True
-        check(result)
+        if result:
+            error = error_of(result)
+            # kolo also refuses a wait in a signal handler that runs while a call waits: the operation goes on.
+            flight.has_ended()
+            raise error
+        flight.end()
         return self._result()
 
     def done(self) -> bool:
