@@ -6,7 +6,7 @@ import threading
 
 import pykolo
 import pytest
-from pykolo import _abi, _operations, _store
+from pykolo import _abi, _operations, _store, _work
 
 ranks = pykolo.test.ranks
 
@@ -257,6 +257,35 @@ def test_many_works_of_one_loop():
     for found in pykolo.spawn(2, lambda comm: asyncio.run(all_of(comm))):
         for i, each in enumerate(found):
             same(each, numpy.full(10, 2.0 * i))
+
+
+def test_an_operation_is_awaited_whose_end_kolo_does_not_tell(monkeypatch):
+    # As where the system starts no thread.
+    monkeypatch.setattr(_work, "_on_done", lambda *_: _abi.OK)
+    monkeypatch.setattr(_work, "_PERIOD", 0.01, raising=False)
+    monkeypatch.setattr(_work, "_awaited", {})
+    monkeypatch.setattr(_work, "_none_awaited", threading.Event())
+    go = threading.Event()
+
+    async def awaits(work, timeout):
+        async def awaited():
+            return await work
+
+        return await asyncio.wait_for(awaited(), timeout)
+
+    def of_rank(comm):
+        if comm.rank:
+            assert go.wait(60)
+            comm.send(b"a", 0)
+            return
+        work = comm.start_recv(bytearray(1), 1)
+        with pytest.raises(asyncio.TimeoutError):
+            asyncio.run(awaits(work, 0.05))
+        go.set()
+        assert asyncio.run(awaits(work, 60)) == b"a"
+
+    pykolo.spawn(2, of_rank)
+    assert set(_work._awaited.values()) == {None}
 
 
 def test_a_deadline():

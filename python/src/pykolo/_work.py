@@ -142,8 +142,12 @@ class Work(Generic[T]):
             _drop(flight)
 
 
+# How often an event loop looks for the end itself, in seconds: kolo does not tell it if the system
+# starts no thread for that.
+_PERIOD = 1.0
+
 # Who awaits which operation, by the number that kolo passes back.
-_awaited: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[None], _Flight]] = {}
+_awaited: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None] = {}
 _numbers = itertools.count(1)
 _none_awaited = threading.Event()
 _none_awaited.set()
@@ -155,12 +159,30 @@ def _end_of(flight: _Flight) -> asyncio.Future[None]:
     future: asyncio.Future[None] = loop.create_future()
     number = next(_numbers)
     with _lock:
-        _awaited[number] = (loop, future, flight)
+        _awaited[number] = (loop, future)
         _none_awaited.clear()
     if result := _on_done(flight.handle, _ended, number):
         with _lock:
             del _awaited[number]
         raise error_of(result)
+    timer: asyncio.TimerHandle
+
+    def look() -> None:
+        nonlocal timer
+        if flight.has_ended():
+            _set(future)
+        else:
+            timer = loop.call_later(_PERIOD, look)
+
+    def finish(_: object) -> None:
+        timer.cancel()
+        with _lock:
+            # `_leave` waits for the thread, which may still come.
+            if number in _awaited:
+                _awaited[number] = None
+
+    timer = loop.call_later(_PERIOD, look)
+    future.add_done_callback(finish)
     return future
 
 
@@ -171,9 +193,11 @@ def _set(future: asyncio.Future[None]) -> None:
 
 def _on_end(number: int, _result: int) -> None:
     with _lock:
-        loop, future, _ = _awaited.pop(number)
+        awaited = _awaited.pop(number)
     try:
-        loop.call_soon_threadsafe(_set, future)
+        if awaited:
+            loop, future = awaited
+            loop.call_soon_threadsafe(_set, future)
     except RuntimeError:
         # The loop is closed.
         pass
