@@ -212,6 +212,36 @@ print(comm.all_reduce(array.array("i", [1])))
     assert end.stdout.count("array('i', [2])") == 2, end.stdout + end.stderr
 
 
+@ONLY_UNIX
+def test_a_forked_child_awaits_nothing_of_its_parent():
+    program = """
+import asyncio, atexit, os, pykolo
+from pykolo import _work
+
+async def awaited(work):
+    return await work
+
+async def main(comms):
+    task = asyncio.ensure_future(awaited(comms[0].start_recv(bytearray(1), 1)))
+    while not _work._awaited:
+        await asyncio.sleep(0)
+    child = os.fork()
+    if child == 0:
+        # The end of the loop would change the parent's.
+        is_set = _work._none_awaited.is_set()
+        atexit._run_exitfuncs()
+        os._exit(7 if is_set else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    comms[1].send(b"a", 0)
+    print(await task)
+
+asyncio.run(main(pykolo.Communicator.threads(2)))
+"""
+    process = started(program)
+    out, errors = process.communicate(timeout=LONG)
+    assert out == "bytearray(b'a')\n", errors
+
+
 @pytest.mark.parametrize("last", ["", "del work", "comm.close()", "raise SystemExit(3)"])
 def test_a_program_that_ends_with_operations_in_flight(last):
     program = f"""

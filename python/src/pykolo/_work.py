@@ -7,6 +7,8 @@ import atexit
 import collections
 import ctypes
 import itertools
+import os
+import sys
 import threading
 from collections.abc import Callable, Generator
 from datetime import timedelta
@@ -216,6 +218,21 @@ def _leave() -> None:
 
 
 atexit.register(_leave)
+
+
+def _forget() -> None:
+    """Waits for nothing of the parent in a forked child, which has none of its threads. Such a thread
+    may have held the locks.
+    """
+    global _lock, _none_awaited
+    _lock = threading.Lock()
+    _none_awaited = threading.Event()
+    _none_awaited.set()
+    _awaited.clear()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget)
 
 
 def start(starts: Callable[..., int], arguments: tuple[Any, ...], uses: Any, result: Callable[[], T]) -> Work[T]:
