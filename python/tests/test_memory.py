@@ -98,6 +98,32 @@ def test_types_of_interfaces(typestr, size, code):
     assert (element.code, element.parts) == ((_abi.UINT8, size) if code is None else (code, 2 if "c" in typestr else 1))
 
 
+@pytest.mark.parametrize("has_numpy", [True, False])
+@pytest.mark.parametrize(
+    ("typestr", "format"),
+    [("<f4", "f"), ("<f2", None), ("<i8", "q"), ("|u1", "B"), ("|b1", "?"), ("<c8", None), (">f4", None), ("<M8[ns]", None), ("|V3", None)],
+)
+def test_new_outputs_have_the_elements_of_the_input(comm, monkeypatch, typestr, format, has_numpy):
+    if not has_numpy:
+        monkeypatch.setitem(sys.modules, "numpy", None)
+    x = Interface(typestr=typestr, shape=(2,))
+    size = memory_of(x, "all_gather", "x").element.size
+    for found in (comm.all_gather(x), comm.all_gather_v(x, [2]), comm.start_all_to_all(x).wait(), comm.gather(x), comm.scatter(x)):
+        assert bytes(found) == bytes(HELD)[: 2 * size]
+        if format is None:
+            assert isinstance(found, bytearray)
+        else:
+            assert found.itemsize == size and found.format == format
+    empty = Interface(typestr=typestr, shape=(0,))
+    assert len(comm.all_gather(empty)) == len(comm.all_to_all(empty)) == 0
+
+
+def test_new_outputs_of_buffers_that_no_memoryview_can_have(comm):
+    swapped = (ctypes.c_int32.__ctype_be__ if sys.byteorder == "little" else ctypes.c_int32.__ctype_le__) * 2
+    for x in ((Pair * 2)((1, 2.0), (3, 4.0)), swapped(1, 2)):
+        assert comm.all_gather(x) == comm.all_to_all(x) == bytearray(x)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -355,12 +355,19 @@ def new_like(x: Any, shape: tuple[int, ...], element: Element) -> Any:
         return imported.empty(shape, imported.dtype(getattr(x, "dtype", element.name)))
     made = bytearray(math.prod(shape) * element.size)
     try:
-        letter = memoryview(x).format.lstrip("@<=")
-        view = memoryview(made)
-        return view.cast(letter, shape) if made else view.cast(letter)  # type: ignore[call-overload]
-    except (TypeError, ValueError):
-        # No memoryview has such elements.
-        return made
+        own = memoryview(x).format.lstrip("@<=")
+    except (TypeError, ValueError, BufferError):
+        own = ""
+    named = {name: letter for letter, name in _letters().items()}.get(element.name, "")
+    for letter in (own, named):
+        try:
+            view = memoryview(made).cast(letter)  # type: ignore[call-overload]
+        except (TypeError, ValueError):
+            continue
+        if view.itemsize == element.size:
+            return view.cast("B").cast(letter, shape) if made else view
+    # No memoryview has such elements.
+    return made
 
 
 def _is_immutable(x: Any) -> bool:

@@ -187,6 +187,11 @@ class Operations:
             if memory.on_device and not hasattr(like, "new_empty") and not hasattr(like, "__array_namespace__"):
                 raise ArgumentError(f"{op}: x is on a device; pass an out there", op=op)
             out = new_like(like, shape, memory.element)
+            into = self._out(out, op, stream)
+            if isinstance(out, bytearray):
+                # Its elements are those of x, which it cannot say.
+                into = Memory(into.keep, into.pointer, shape, memory.element)
+            return out, into
         return out, self._out(out, op, stream)
 
     # Each method describes an operation.
