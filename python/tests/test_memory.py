@@ -376,6 +376,48 @@ def test_arrays_of_numpy(comm):
     assert comm.all_gather(numpy.float32(2)).shape == (1,) and comm.all_gather(numpy.empty((0, 3))).shape == (1, 0, 3)
 
 
+@pytest.mark.parametrize(
+    ("given", "other"),
+    [
+        *(("M8[D]", "M8[s]"), ("M8[D]", "m8[D]"), (">f4", "U1"), (">f4", ">i4"), ("S1", "u1"), ("i4,f8", "V12")),
+        *(("i4,f8", "f8,i4"), ("f2", "u2"), ("c8", "m8[D]")),
+    ],
+)
+def test_an_out_of_another_type_of_the_same_size_is_refused(comm, given, other):
+    numpy = pytest.importorskip("numpy")
+    x, out = numpy.zeros(2, given), numpy.zeros((1, 2), other)
+    for into in (out, Interface(**out.__array_interface__)):
+        with pytest.raises(pykolo.ArgumentError, match=re.escape(f"all_gather: x has elements of {x.dtype}, and out of ")) as caught:
+            comm.all_gather(x, into)
+        assert any(f"out of {name}: pass" in str(caught.value) for name in (out.dtype, out.dtype.str, out.dtype.name))
+    with pytest.raises(pykolo.ArgumentError, match="of the same type"):
+        comm.send_recv(x, 0, out, 0)
+
+
+@pytest.mark.parametrize("kind", ["M8[D]", "S1", "U2", ">f4", "i4,f8", [("a", "i4")], [("a", ">i2"), ("b", "S3")]])
+def test_an_out_may_give_the_same_type_in_another_way(comm, kind):
+    numpy = pytest.importorskip("numpy")
+    dtype = numpy.dtype(kind)
+    x = numpy.frombuffer(bytes(range(2 * dtype.itemsize)), dtype)
+    for give in (lambda out: out, lambda out: Interface(**out.__array_interface__), memoryview):
+        out = numpy.zeros((1, 2), dtype)
+        try:
+            given = give(out)
+        except ValueError:
+            # No buffer has dates.
+            continue
+        comm.all_gather(x, given)
+        assert out.tobytes() == x.tobytes()
+
+
+# numpy doubts the format that ctypes gives.
+@pytest.mark.filterwarnings("ignore:A builtin ctypes object")
+def test_an_out_of_a_struct_of_ctypes(comm):
+    numpy = pytest.importorskip("numpy")
+    pairs = (Pair * 2)((1, 2.0), (3, 4.0))
+    assert comm.all_gather(pairs, numpy.zeros(2, numpy.dtype(Pair)))["d"].tolist() == [2.0, 4.0]
+
+
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_types_of_ml_dtypes(name):
     numpy, ml_dtypes = pytest.importorskip("numpy"), pytest.importorskip("ml_dtypes")

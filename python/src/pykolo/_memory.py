@@ -51,7 +51,8 @@ _NAMES = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 _FORMATS = {"?": "b", **dict.fromkeys("bhilqn", "i"), **dict.fromkeys("BHILQNc", "u"), **dict.fromkeys("efd", "f")}
 _DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
 _DLPACK_HANDLE = 3
-_DLPACK_NAMED = {4: "bfloat16", 10: "float8_e4m3fn", 12: "float8_e5m2"}
+_DLPACK_FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+_DLPACK_NAMED = {4: "bfloat16", **{code: "float8_" + name for code, name in enumerate(_DLPACK_FLOAT8, 7)}}
 _ON_HOST, _ON_CUDA = (1, 3, 11), (2, 13)
 
 
@@ -156,7 +157,7 @@ def _of_numpy(x: Any, numpy: Any, op: str, name: str) -> Memory:
         raise _addresses(op, name)
     # An element whose bytes are swapped can be moved, but not reduced.
     kind = dtype.kind if dtype.isnative else "V"
-    element = Element(kind, dtype.itemsize, str(dtype.name) if dtype.isnative else str(dtype))
+    element = Element(kind, dtype.itemsize, str(dtype))
     if type(x) is numpy.ndarray and not element.is_raw and not element.is_complex and kind in "biuf" and element.name not in _NAMED:
         if numpy.ndarray not in _fast_arrays:
             _fast_arrays.add(numpy.ndarray)
@@ -240,6 +241,9 @@ def _of_interface(x: Any, op: str, name: str) -> Memory | None:
         raise _strided(op, name)
     is_native = order in ("|", "=", "<" if sys.byteorder == "little" else ">")
     known = str(getattr(getattr(x, "dtype", None), "name", ""))
+    if kind == "V":
+        descr = given.get("descr")
+        typestr = known or typestr if descr in (None, [("", typestr)]) else str(descr)
     element = Element(kind if is_native else "V", size, known if known in _NAMED else "" if is_native and kind in _NAMES else typestr)
     on_device = attribute == "__cuda_array_interface__"
     # 1 is the default stream, which is NULL in C.
@@ -329,10 +333,29 @@ def _of_dlpack(x: Any, op: str, name: str, stream: int) -> Memory | None:
         raise ArgumentError(f"{op}: {name} has elements of {tensor.bits} bits: pass a type of whole bytes", op=op)
     size = tensor.bits * tensor.lanes // 8
     kind = _DLPACK_KINDS.get(tensor.code, "V") if tensor.lanes == 1 else "V"
-    element = Element(kind, size, _DLPACK_NAMED.get(tensor.code, ""))
+    known = _DLPACK_NAMED.get(tensor.code, "") if tensor.lanes == 1 else ""
+    if kind == "V" and not known:
+        known = f"{tensor.lanes} lanes of {tensor.bits} bits of DLPack's type {tensor.code}"
+    element = Element(kind, size, known)
     # The capsule is not consumed: it frees the tensor when it is dropped.
     on_device = tensor.device in _ON_CUDA
     return Memory((x, capsule), ctypes.c_void_p((tensor.data or 0) + tensor.byte_offset), shape, element, is_readonly, on_device, stream)
+
+
+def is_same_type(x: Memory, out: Memory) -> bool:
+    """Whether the elements of both have the same type."""
+    given, other = x.element, out.element
+    if (given.code, given.parts, given.is_raw) != (other.code, other.parts, other.is_raw):
+        return False
+    if not given.is_raw or given.name == other.name:
+        return True
+    # A type has another name as another kind of memory, such as a view of an array.
+    try:
+        numpy = sys.modules["numpy"]
+        return bool(numpy.asarray(x.keep).dtype == numpy.asarray(out.keep).dtype != numpy.dtype(object))
+    except Exception:
+        # numpy does not know them, or is not loaded.
+        return False
 
 
 def new_like(x: Any, shape: tuple[int, ...], element: Element) -> Any:
@@ -352,7 +375,7 @@ def new_like(x: Any, shape: tuple[int, ...], element: Element) -> Any:
         import numpy as imported
 
         # Arrow's arrays have no dtype of numpy.
-        return imported.empty(shape, imported.dtype(getattr(x, "dtype", element.name)))
+        return imported.empty(shape, x.dtype if hasattr(x, "dtype") else imported.asarray(x).dtype)
     made = bytearray(math.prod(shape) * element.size)
     try:
         own = memoryview(x).format.lstrip("@<=")

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from . import _abi, _work
 from ._errors import ArgumentError, check, error_of
 from ._library import function, unconverted
-from ._memory import Element, Memory, memory_of, new_like
+from ._memory import Element, Memory, is_same_type, memory_of, new_like
 from ._settings import index, milliseconds
 from ._work import Work
 
@@ -78,7 +78,7 @@ def _reduction(op: str, name: str, memory: Memory) -> tuple[int, int, int]:
 
 def _same(op: str, x: Memory, out: Memory, count: int, what: str = "x") -> None:
     """Refuses an output of another type, or of another length than it must have."""
-    if (out.element.code, out.element.parts) != (x.element.code, x.element.parts):
+    if x.element is not out.element and not is_same_type(x, out):
         raise ArgumentError(f"{op}: {what} has elements of {x.element.name}, and out of {out.element.name}: pass an out of the same type", op=op)
     if out.count != count:
         raise ArgumentError(f"{op}: out has {out.count} elements, and needs {count}", op=op)
