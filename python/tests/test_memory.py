@@ -410,6 +410,16 @@ def test_an_out_may_give_the_same_type_in_another_way(comm, kind):
         assert out.tobytes() == x.tobytes()
 
 
+@pytest.mark.parametrize("kind", ["M8[D]", "m8[s]", "S2", "U2", "V3", "i4,f8", "?", "f2", "c8"])
+def test_scalars_of_numpy(comm, kind):
+    numpy = pytest.importorskip("numpy")
+    x = numpy.frombuffer(bytes(range(64)), numpy.dtype(kind), 1)[0]
+    for found in (comm.all_gather(x), comm.all_gather(x, numpy.empty(1, kind)), comm.start_gather(x).wait()):
+        assert found.dtype == kind and found.shape == (1,) and found.tobytes() == x.tobytes()
+    with pytest.raises(pykolo.ArgumentError, match="x is read-only"):
+        comm.start_all_reduce(x)
+
+
 # numpy doubts the format that ctypes gives.
 @pytest.mark.filterwarnings("ignore:A builtin ctypes object")
 def test_an_out_of_a_struct_of_ctypes(comm):

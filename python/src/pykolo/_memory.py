@@ -126,7 +126,12 @@ def memory_of(x: Any, op: str, name: str, writes: bool = False, stream: int = 0)
     found: Memory | None
     if numpy is not None and isinstance(x, numpy.ma.MaskedArray):
         raise ArgumentError(f"{op}: {name} has a mask, which no operation looks at: pass {name}.filled(...)", op=op)
-    if numpy is not None and isinstance(x, numpy.ndarray):
+    if numpy is not None and isinstance(x, numpy.generic):
+        # The buffers of scalars have other elements than their arrays: those of dates are bytes.
+        array_of = numpy.asarray(x)
+        array_of.flags.writeable = False
+        found = _of_numpy(array_of, numpy, op, name)
+    elif numpy is not None and isinstance(x, numpy.ndarray):
         found = _of_numpy(x, numpy, op, name)
     else:
         found = _of_buffer(x, op, name) or _of_interface(x, op, name) or _of_dlpack(x, op, name, stream)
