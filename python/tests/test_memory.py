@@ -367,6 +367,9 @@ def test_arrays_of_numpy(comm):
             comm.broadcast(numpy.ones(2), wrong)
     with pytest.raises(pykolo.ArgumentError, match="there is no reduction"):
         comm.all_reduce(numpy.ones(2), op=["sum"])
+    for kind in (numpy.float32, numpy.ndarray):
+        with pytest.raises(pykolo.ArgumentError, match="x is a type"):
+            comm.all_reduce(kind)
     with pytest.raises(pykolo.ArgumentError, match="alloc: elements of object are addresses"):
         comm.alloc(3, object)
     with pytest.raises(pykolo.ArgumentError, match="alloc: dtype is 'flaot32'"):

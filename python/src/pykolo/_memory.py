@@ -228,7 +228,8 @@ def _of_interface(x: Any, op: str, name: str) -> Memory | None:
         break
     else:
         return None
-    if not isinstance(given.get("data"), tuple):
+    # That of a type is no dict, but what its objects have.
+    if not isinstance(given, dict) or not isinstance(given.get("data"), tuple):
         return None
     address, is_readonly = given["data"]
     typestr, shape = given["typestr"], tuple(given["shape"])
