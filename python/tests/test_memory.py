@@ -300,6 +300,12 @@ def test_times_out_of_range_are_refused(wrong):
         milliseconds(wrong, "timeout")
 
 
+def test_a_timeout_is_no_duration_of_numpy():
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(pykolo.ArgumentError, match="give a time in seconds"):
+        milliseconds(numpy.timedelta64(5, "s"), "timeout")
+
+
 def test_blocks_of_the_ranks():
     def of_rank(comm):
         for call in (comm.reduce_scatter, comm.all_to_all):

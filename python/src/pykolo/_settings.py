@@ -27,8 +27,9 @@ def milliseconds(given: float | timedelta, name: str, least: int = 1) -> int:
     try:
         # The milliseconds of a number of numpy may be out of the range of its type.
         seconds = float(seconds) if isinstance(seconds, numbers.Real) else math.nan
-    except OverflowError:
-        seconds = math.inf
+    except (OverflowError, TypeError):
+        # Of an integer, or of numpy's durations, which count as integers.
+        seconds = math.nan
     if not (0 < seconds < 1e12 or seconds == least == 0):
         raise ArgumentError(f"{name} is {given!r}: give a time in seconds, {'more than 0' if least else '0 or more'}")
     return max(least, round(1000 * seconds))
