@@ -381,6 +381,7 @@ def test_arrays_of_numpy(comm):
     with pytest.raises(pykolo.ArgumentError, match="alloc: dtype is 'flaot32'"):
         comm.alloc(3, "flaot32")
     assert comm.alloc(numpy.int64(3)).shape == comm.alloc([numpy.int8(3)]).shape == (3,)
+    assert comm.alloc(4, "3f4").shape == (4, 3) and comm.alloc(4, "S0").shape == comm.alloc(4, "V0").shape == (4,)
     assert comm.alloc(0).shape == (0,) and comm.alloc((3, 0), "int8").shape == (3, 0)
     assert comm.all_gather(numpy.float32(2)).shape == (1,) and comm.all_gather(numpy.empty((0, 3))).shape == (1, 0, 3)
 

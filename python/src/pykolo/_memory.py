@@ -416,7 +416,7 @@ def as_array(memory: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         if letter is None:
             raise ArgumentError(f"alloc: {dtype} is not a type of memoryview, one of {', '.join(_letters().values())}: install numpy") from None
         return view.cast(letter, shape) if math.prod(shape) else view.cast(letter)  # type: ignore[call-overload]
-    return numpy.frombuffer(memory, numpy.uint8).view(numpy.dtype(dtype)).reshape(shape)
+    return numpy.ndarray(shape, dtype, memory)
 
 
 def size_of(dtype: Any) -> int:
