@@ -51,11 +51,7 @@ class KoloError(RuntimeError):
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (type(self), self.args[0], vars(self))
-
-
-def _made(kind: type[KoloError], message: str, fields: dict[str, Any]) -> KoloError:
-    return kind(message, **fields)
+        return type(self), self.args, vars(self)
 
 
 class ArgumentError(KoloError, ValueError):
