@@ -336,6 +336,26 @@ def test_spawn_raises_the_first_exception():
         pykolo.spawn(3, of_rank)
 
 
+def test_spawn_ends_the_ranks_if_a_thread_does_not_start(monkeypatch):
+    start, ended = threading.Thread.start, threading.Event()
+
+    def starts(thread):
+        if thread.name == "rank 1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def of_rank(comm):
+        try:
+            comm.barrier()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        pykolo.spawn(2, of_rank, timeout=300)
+    assert ended.wait(60)
+
+
 def test_a_unique_id_and_a_store_of_the_program():
     class Store:
         def __init__(self):

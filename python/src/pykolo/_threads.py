@@ -39,9 +39,9 @@ def spawn(world_size: int, function: Callable[..., R], *arguments: Any, **settin
         comms[rank].close()
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         for thread in threads:
             thread.join()
     except BaseException:
