@@ -356,6 +356,15 @@ def test_spawn_ends_the_ranks_if_a_thread_does_not_start(monkeypatch):
     assert ended.wait(60)
 
 
+def test_the_marks_of_a_test_for_ranks_stay():
+    @ranks(2)
+    @pytest.mark.skip(reason="later")
+    def test(comm):
+        pass
+
+    assert [mark.name for mark in test.pytestmark] == ["skip"]
+
+
 def test_a_unique_id_and_a_store_of_the_program():
     class Store:
         def __init__(self):

@@ -24,6 +24,8 @@ def ranks(world_size: int, **settings: Unpack[Settings]) -> Callable[[Callable[.
 
         # Not functools.wraps: pytest would look for a fixture of the argument's name.
         test.__name__, test.__doc__, test.__module__ = function.__name__, function.__doc__, function.__module__
+        # The marks of pytest, and what else decorators have left.
+        vars(test).update(vars(function))
         return test
 
     return of
