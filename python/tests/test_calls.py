@@ -2,6 +2,8 @@
 
 import array
 import asyncio
+import copy
+import pickle
 import threading
 
 import pykolo
@@ -243,6 +245,15 @@ def test_cancel(comm):
     work = comm.start_barrier()
     work.cancel()
     with pytest.raises((pykolo.AbortedError, pykolo.RevokedError)):
+        work.wait()
+
+
+def test_a_work_is_not_copied():
+    with pykolo.Communicator.from_env() as comm:
+        work = comm.start_barrier()
+        for call in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(pykolo.UnsupportedError, match="wait for it, and copy its result"):
+                call(work)
         work.wait()
 
 

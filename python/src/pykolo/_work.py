@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 from . import _abi
-from ._errors import check, error_of
+from ._errors import UnsupportedError, check, error_of
 from ._library import function, unconverted
 from ._settings import milliseconds
 from ._signals import raised_by_handler
@@ -137,6 +137,9 @@ class Work(Generic[T]):
         if not self.done():
             yield from _end_of(self._flight).__await__()
         return self.wait()
+
+    def __reduce__(self) -> Any:
+        raise UnsupportedError("an operation in flight cannot be copied: wait for it, and copy its result")
 
     def __del__(self, _drop: Callable[[_Flight], None] = _drop) -> None:
         # Not if it could not be made.
