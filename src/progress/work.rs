@@ -340,8 +340,9 @@ impl Progress {
         if self.forks == sys::forks() { Ok(()) } else { Err(Error::Forked { op: op() }) }
     }
 
+    /// In a forked child, nothing ends the operation any more, and a wait fails at once.
     fn is_finished(&self) -> bool {
-        self.has_ended.load(Ordering::Acquire)
+        self.has_ended.load(Ordering::Acquire) || self.check_process().is_err()
     }
 
     /// See [`Work::help`].

@@ -64,15 +64,19 @@ pub(super) fn fork(comm: &Communicator) -> Task {
     let mut memory = comm.alloc::<u64>(100_000)?;
     memory.fill(1);
     comm.barrier()?;
+    let peer = 1 - comm.rank();
+    let in_flight = comm.start_recv(vec![0u8], peer)?;
     // SAFETY: the child only makes calls that must fail, and ends without running destructors.
     match unsafe { libc::fork() } {
         0 => {
             let results = [
                 comm.barrier(),
                 comm.all_reduce(&mut [1u8], ReduceOp::Sum),
-                comm.send(&[1u8], 1 - comm.rank()),
+                comm.send(&[1u8], peer),
                 comm.start_barrier().map(drop).map_err(Error::from),
                 comm.split(0, 0).map(drop),
+                // Nothing ends it in the child, which may ask for its end again and again.
+                if in_flight.is_finished() { in_flight.wait().map(drop).map_err(Error::from) } else { Ok(()) },
             ];
             let refused = comm.start_all_reduce(vec![7u8; 3], ReduceOp::Sum).err().and_then(|failed| failed.into_parts().1);
             let gives_back = refused == Some(vec![7; 3]);
@@ -86,6 +90,8 @@ pub(super) fn fork(comm: &Communicator) -> Task {
             // SAFETY: the pointer is to a valid number.
             unsafe { libc::waitpid(child, &mut status, 0) };
             assert_eq!(status, 0, "the calls of the child did not fail, or kept a buffer");
+            comm.send(&[7u8], peer)?;
+            assert_eq!(in_flight.wait()?, [7]);
             comm.all_reduce(&mut memory, ReduceOp::Sum)?;
             assert!(memory.iter().all(|&sum| sum == comm.world_size() as u64), "the drop in the child has cleared the memory");
         }
