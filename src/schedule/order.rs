@@ -12,8 +12,8 @@ use std::ops::RangeInclusive;
 
 use super::model::{CostModel, LinkCost};
 
-/// How many hosts can be ordered: with two, every order is the same ring, and the time doubles with each
-/// more (20 ms for 16).
+/// How many hosts can be ordered: with two, every order is the same ring, and the time and memory
+/// of the search double with each more.
 pub(crate) const ORDERED: RangeInclusive<usize> = 3..=16;
 
 /// What messages between two hosts cost.

@@ -88,42 +88,35 @@ def choice(args, hosts, each, **variables):
     return worst
 
 
-def racks(args, hosts, each):
+def two_ways(args, hosts, each, first, second):
+    """Each operation in two ways, which are variables by name, in turns; prints how much slower the first one is."""
+    ways = {**first, **second}
+    ratio_of = "/".join(ways)
     for op in args.ops:
         times, names = {}, {}
         # The costs of another bed are not those of this one.
         with tempfile.TemporaryDirectory() as cache:
             for _ in range(args.rounds):
-                for topology in ["none", "known"]:
-                    rows = bench(args, each, op, TOPOLOGY=topology, KOLO_CACHE_DIR=cache)
-                    for size, (time, name) in rows.items():
-                        times.setdefault((size, topology), []).append(time)
-                        names[size, topology] = name
+                for way, variables in ways.items():
+                    for size, (time, name) in bench(args, each, op, KOLO_CACHE_DIR=cache, **variables).items():
+                        times.setdefault((size, way), []).append(time)
+                        names[size, way] = name
         for size in sorted({size for size, _ in times}):
-            without, known = times[size, "none"], times[size, "known"]
             # The rounds are interleaved, so each compares with itself.
-            ratio = statistics.median(a / b for a, b in zip(without, known))
-            figures = [f"{names[size, one]} {statistics.median(times[size, one]):.0f}" for one in ("none", "known")]
-            print(f"{hosts}x{each} {op:14} {size:>9}  {'  '.join(figures)}  without/with {ratio:.2f}", flush=True)
+            ratios = sorted(a / b for a, b in zip(*(times[size, way] for way in ways)))
+            figures = [f"{names[size, way]} {statistics.median(times[size, way]):.0f}" for way in ways]
+            spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            print(f"{hosts}x{each} {op:14} {size:>9}  {'  '.join(figures)}  {ratio_of} {spread}", flush=True)
+
+
+def racks(args, hosts, each):
+    two_ways(args, hosts, each, {"without": {"TOPOLOGY": "none"}}, {"with": {"TOPOLOGY": "known"}})
 
 
 def order(args, hosts, each):
-    """Measured costs beside given ones, with which the hosts are visited in the order of ranks."""
+    """With given costs, the hosts are visited in the order of ranks."""
     given = {"KOLO_NETWORK_LATENCY": "100us", "KOLO_NETWORK_BANDWIDTH": f"{rate():.5f}"}
-    for op in args.ops:
-        times, names = {}, {}
-        # The costs of another bed are not those of this one.
-        with tempfile.TemporaryDirectory() as cache:
-            for _ in range(args.rounds):
-                for costs, variables in [("given", given), ("measured", {"KOLO_CACHE_DIR": cache})]:
-                    for size, (time, name) in bench(args, each, op, **variables).items():
-                        times.setdefault((size, costs), []).append(time)
-                        names[size, costs] = name
-        for size in sorted({size for size, _ in times}):
-            ratios = sorted(a / b for a, b in zip(times[size, "given"], times[size, "measured"]))
-            figures = [f"{names[size, one]} {statistics.median(times[size, one]):.0f}" for one in ("given", "measured")]
-            spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-            print(f"{hosts}x{each} {op:14} {size:>9}  {'  '.join(figures)}  given/measured {spread}", flush=True)
+    two_ways(args, hosts, each, {"given": given}, {"measured": {}})
 
 
 def rate():

@@ -85,7 +85,14 @@ impl Wire {
             _ => 8.0 / scaled(rate, &[("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9)])?,
         };
         let sites = sites.parse().map_err(|_| format!("{sites} is no number of sites"))?;
-        let host = |i| Ok(Host { interface: open(&format!("host{i}"))?, far: VecDeque::new(), coming: VecDeque::new(), is_free: Instant::now() });
+        let host = |i| {
+            Ok(Host {
+                interface: open(&format!("host{i}"))?,
+                far: VecDeque::new(),
+                coming: VecDeque::new(),
+                is_free: Instant::now(),
+            })
+        };
         let hosts = (0..count).map(host).collect::<Result<Vec<_>, String>>()?;
         Ok(Wire { hosts, delay, loss, per_byte, sites, random: 1 })
     }

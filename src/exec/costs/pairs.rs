@@ -82,10 +82,13 @@ impl Core {
                 return Ok(());
             }
             let seen = costs_of(&words, names.len());
-            let met = self.meet(info, &first, &mut words, until, |a, b| seen.is_unusual(a, b))?;
-            // What was seen once, and perhaps disturbed, moves no schedule and warns nobody.
+            let unusual: Vec<_> = PairCosts::pairs(names.len()).filter(|&(a, b)| seen.is_unusual(a, b)).collect();
+            let do_meet = |a: usize, b: usize| unusual.contains(&(a.min(b), a.max(b)));
+            let met = self.meet(info, &first, &mut words, until, do_meet)?;
+            // Other work may have disturbed the only meeting of these pairs. Their time per byte counts as
+            // unknown, so that no schedule avoids them and the log does not name them.
             for ((a, b), words) in PairCosts::pairs(names.len()).zip(words.chunks_exact_mut(WORDS)) {
-                if met != Met::InTime && seen.is_unusual(a, b) {
+                if met != Met::InTime && do_meet(a, b) {
                     words[1] = u64::MAX;
                 }
             }
