@@ -82,6 +82,16 @@ fn until_other_than(comm: Comm, before: c_int) -> c_int {
     state(comm)
 }
 
+/// The thread of a start reports its error after the state has changed: it prints the error, which is
+/// the last one of the process then.
+fn wait_until_reported(part: &str) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !last_error(null_mut()).contains(part) {
+        assert!(Instant::now() < deadline, "{}", last_error(null_mut()));
+        std::thread::yield_now();
+    }
+}
+
 /// No call returns it. Programs such as PyTorch ask for the error of no communicator.
 #[test]
 fn what_a_communicator_finds_out_is_the_last_error_of_the_process() {
@@ -91,12 +101,7 @@ fn what_a_communicator_finds_out_is_the_last_error_of_the_process() {
     assert_eq!(ncclCommInitRankConfig(&mut failed, 1, Id([7; 128]), 0, &Config::blocking(0)), IN_PROGRESS);
     assert_eq!(until_other_than(failed, IN_PROGRESS), INVALID_ARGUMENT);
     assert!(last_error(failed).contains("commId"), "{}", last_error(failed));
-    // It is reported when the thread ends, after the state.
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !last_error(null_mut()).contains("commId") && Instant::now() < deadline {
-        std::thread::yield_now();
-    }
-    assert!(last_error(null_mut()).contains("ncclCommInitRank: commId"), "{}", last_error(null_mut()));
+    wait_until_reported("ncclCommInitRank: commId");
     ok(ncclCommAbort(failed));
 }
 
@@ -121,6 +126,7 @@ fn each_error_is_printed_once() {
     let mut failed = null_mut();
     assert_eq!(ncclCommInitRankConfig(&mut failed, 1, Id([7; 128]), 0, &Config::blocking(0)), IN_PROGRESS);
     assert_eq!(until_other_than(failed, IN_PROGRESS), INVALID_ARGUMENT);
+    wait_until_reported("commId");
     on_threads(2, |rank, comm| {
         if rank == 0 {
             assert_eq!(ncclSend((&raw const rank).cast(), 1, INT32, 5, comm, null_mut()), INVALID_ARGUMENT);
@@ -131,6 +137,4 @@ fn each_error_is_printed_once() {
         }
         ok(ncclCommAbort(comm));
     });
-    // The thread of the start prints before it lets go of the library.
-    std::thread::sleep(Duration::from_millis(100));
 }
