@@ -198,13 +198,13 @@ fn a_full_folder_for_temporary_files_is_an_error() {
 #[cfg(unix)]
 #[test]
 fn an_mpi_is_taken_from_where_it_is_said_to_be() {
-    use std::os::unix::fs::PermissionsExt;
+    use crate::program::write_program;
+
     let folder = std::env::temp_dir().join(format!("kolo-compare-peer-{}", std::process::id()));
     let bin = folder.join("bin");
     std::fs::create_dir_all(&bin).unwrap();
     for (name, script) in [("mpiexec", "echo 'mpiexec (Open MPI) 9.8.7'"), ("mpicc", "echo no headers >&2; exit 1")] {
-        std::fs::write(bin.join(name), format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(bin.join(name), std::fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&bin.join(name), format!("#!/bin/sh\n{script}\n").as_bytes());
     }
     let prefix = folder.to_str().unwrap();
     let compare = ["compare", "--rounds", "1", "--sizes", "8", "--with"];
@@ -217,18 +217,18 @@ fn an_mpi_is_taken_from_where_it_is_said_to_be() {
     assert!(out.contains(&format!("# NOT RUN: intel: {prefix}/bin/mpiexec is another MPI; pip install impi-rt")), "{out}");
     // A Python environment that was moved.
     let launcher = std::fs::read(bin.join("mpiexec")).unwrap();
-    std::fs::write(bin.join("mpiexec"), "#!/absent/python\n").unwrap();
+    write_program(&bin.join("mpiexec"), b"#!/absent/python\n");
     let out = said(&[&compare[..], &["copy", "--peer", &format!("openmpi={prefix}")]].concat());
     assert!(out.contains(&format!("# NOT RUN: openmpi: {prefix}/bin/mpiexec: No such file")), "{out}");
-    std::fs::write(bin.join("mpiexec"), "#!/bin/sh\necho it lacks a library >&2; exit 127\n").unwrap();
+    write_program(&bin.join("mpiexec"), b"#!/bin/sh\necho it lacks a library >&2; exit 127\n");
     let out = said(&[&compare[..], &["copy", "--peer", &format!("openmpi={prefix}")]].concat());
     assert!(out.contains(&format!("# NOT RUN: openmpi: {prefix}/bin/mpiexec: it lacks a library; pip")), "{out}");
-    std::fs::write(bin.join("mpiexec"), launcher).unwrap();
+    write_program(&bin.join("mpiexec"), &launcher);
     let output = program().args(compare).arg("openmpi,intel").env("PATH", &bin).output().unwrap();
     let out = text(&output.stdout);
     assert!(out.contains("mpicc fails: no headers") && out.contains("NOT RUN: intel: no mpiexec of it is in PATH"), "{out}");
     // One that compiles and starts nothing.
-    std::fs::write(bin.join("mpicc"), "#!/bin/sh\n").unwrap();
+    write_program(&bin.join("mpicc"), b"#!/bin/sh\n");
     let out = said(&[&compare[..], &["copy", "--peer", &format!("openmpi={prefix}")]].concat());
     assert!(out.contains("# NOT RUN: openmpi: it ended while it started"), "{out}");
     for (peer, why) in [

@@ -140,7 +140,6 @@ fn a_full_disk_under_standard_output_is_told() {
 #[cfg(unix)]
 #[test]
 fn a_comparison_ends_while_a_contestant_starts() {
-    use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
 
     let wait_for = |path: &Path| crate::common::wait_until(&path.display().to_string(), || path.exists());
@@ -151,9 +150,7 @@ fn a_comparison_ends_while_a_contestant_starts() {
         std::fs::create_dir(&programs).unwrap();
         let script = "#!/bin/sh\n[ \"$1\" = -c ] && [ \"$BLOCKED\" != -c ] && exit\n\
                       trap 'echo > \"$FOLDER/told\"; exit 0' TERM\necho > \"$FOLDER/started\"\nwhile :; do sleep 0.05; done\n";
-        let python = programs.join("python3");
-        std::fs::write(&python, script).unwrap();
-        std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o700)).unwrap();
+        crate::program::write_program(&programs.join("python3"), script.as_bytes());
         let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap_or_default());
         let mut command = program();
         command.args(["compare", task, "--with", "gloo"]).env("TMPDIR", &temporary).env("PATH", path);

@@ -37,6 +37,18 @@ pub(crate) fn failed(arguments: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), text(&output.stderr))
 }
 
+/// Writes a program for a test to start. Another process writes it: a process that is started beside this test holds
+/// a copy of each open descriptor for a moment, and Linux starts no file that is open for writing ("Text file busy").
+#[cfg(unix)]
+pub(crate) fn write_program(path: &std::path::Path, content: &[u8]) {
+    use std::io::Write;
+    let mut writer = Command::new("sh");
+    writer.args(["-c", "cat > \"$0\" && chmod 755 \"$0\""]).arg(path).stdin(Stdio::piped());
+    let mut writer = writer.spawn().unwrap();
+    writer.stdin.take().unwrap().write_all(content).unwrap();
+    assert!(writer.wait().unwrap().success(), "{} cannot be written", path.display());
+}
+
 /// The folder of a test, which remains only if the test fails.
 pub(crate) struct Folder(pub(crate) std::path::PathBuf);
 

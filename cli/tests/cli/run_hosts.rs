@@ -7,7 +7,6 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use crate::common::{PATIENCE, free_port, wait_until};
 use crate::namespaces::Namespaces;
-use crate::program::text;
+use crate::program::{text, write_program};
 
 /// The variable that tells a rank what to do.
 const TASK: &str = "KOLO_TEST_TASK";
@@ -47,9 +46,7 @@ impl Bed {
     fn new(test: &str) -> Bed {
         let path = std::env::temp_dir().join(format!("kolo-run-hosts-{test}-{}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
-        let script = path.join("ssh");
-        fs::write(&script, STAND_IN).unwrap();
-        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&path.join("ssh"), STAND_IN.as_bytes());
         Bed(path)
     }
 
@@ -337,8 +334,7 @@ fn a_program_that_cannot_be_started_is_named_with_the_host() {
 fn hosts_that_cannot_start_ranks_are_named() {
     let bed = Bed::new("hosts");
     let not_kolo = bed.0.join("not-kolo");
-    fs::write(&not_kolo, "#!/bin/sh\necho \"error: unrecognized subcommand 'agent'\" >&2; exit 2\n").unwrap();
-    fs::set_permissions(&not_kolo, fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&not_kolo, b"#!/bin/sh\necho \"error: unrecognized subcommand 'agent'\" >&2; exit 2\n");
     let not_kolo = not_kolo.to_str().unwrap();
     for (arguments, hints) in [
         (

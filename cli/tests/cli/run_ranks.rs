@@ -380,7 +380,7 @@ fn ranks_load_the_library_in_place_of_nccl_that_is_installed_with_the_program() 
     let prefix = Folder::new("prefix");
     let program = prefix.0.join("bin/kolo");
     std::fs::create_dir(prefix.0.join("bin")).unwrap();
-    std::fs::copy(env!("CARGO_BIN_EXE_kolo"), &program).unwrap();
+    crate::program::write_program(&program, &std::fs::read(env!("CARGO_BIN_EXE_kolo")).unwrap());
     let library = prefix.0.join("lib64/kolo/libnccl.so.2");
     // The loader complains about a file that is no library.
     let script = "echo \"$LD_PRELOAD $VLLM_NCCL_SO_PATH\"";
