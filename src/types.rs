@@ -427,6 +427,8 @@ impl Descriptor {
     const NONE: u8 = u8::MAX;
     /// Words of the encoded form.
     pub(crate) const WORDS: usize = 4;
+    /// The word that is the sequence number.
+    pub(crate) const SEQ: usize = 3;
 
     /// The descriptor of a message that belongs to no operation.
     pub(crate) const fn nothing() -> Self {

@@ -170,7 +170,7 @@ pub(super) fn race<const N: usize>(
     for (word, time) in words.iter_mut().zip(mine) {
         *word = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     }
-    let phase = window.exchange(context, words)?;
+    let phase = window.exchange(context, &words)?;
     let slowest = |i| (0..window.members.len()).map(|rank| window.phases.line(rank, phase).words()[i]).max().unwrap_or(u64::MAX);
     let times = std::array::from_fn(|i| slowest(i) as f64);
     crate::log::debug!(?times, "measured, in nanoseconds");

@@ -24,7 +24,7 @@ pub(super) fn copy(window: &mut Window, context: &OpContext<'_>, part: Part<'_>)
     let mut words = [0; WORDS];
     words[0] = call.send.ptr.expose_provenance() as u64;
     words[1] = part.overwrites_what_peers_read().into();
-    let phase = window.exchange(context, words)?;
+    let phase = window.exchange(context, &words)?;
     keep_words(window, phase);
     if window.peer_words.iter().any(|words| words[1] != 0) {
         return Ok(false);
@@ -124,7 +124,7 @@ pub(super) fn all_reduce(
     // In place, both are the same memory.
     let is_in_place = call.send.ptr == call.recv.ptr.cast_const();
     words[2] = (is_readable(call.send) && (is_in_place || is_readable(call.recv.as_const()))).into();
-    let phase = window.exchange(context, words)?;
+    let phase = window.exchange(context, &words)?;
     keep_words(window, phase);
     if window.peer_words.iter().any(|words| words[2] == 0) {
         return Ok(false);
@@ -245,7 +245,7 @@ pub(super) fn is_allowed(window: &mut Window, context: &OpContext<'_>) -> Result
     let mut words = [0; WORDS];
     words[0] = canary.as_ptr().expose_provenance() as u64;
     words[1..=canary.len()].copy_from_slice(&canary);
-    let phase = window.exchange(context, words)?;
+    let phase = window.exchange(context, &words)?;
     let can_read = |peer: usize| {
         let words = window.phases.line(peer, phase).words();
         let mut seen = [0u64; 3];

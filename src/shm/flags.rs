@@ -48,7 +48,9 @@ pub(crate) struct FlagLine {
     /// The fingerprint of the chain of calls up to the operation that the phase belongs to.
     fingerprint: AtomicU64,
     words: [AtomicU64; WORDS],
-    /// The operation itself, which is read only if the fingerprint is not the expected one.
+    /// The operation itself, which is read only if the fingerprint is not the expected one. Its word
+    /// [`Descriptor::SEQ`] is the sequence number minus the phase: equal calls of one phase each store
+    /// the same words.
     descriptor: [AtomicU64; Descriptor::WORDS],
 }
 
@@ -93,8 +95,11 @@ impl FlagLine {
         std::array::from_fn(|i| self.words[i].load(Ordering::Relaxed))
     }
 
-    pub(crate) fn descriptor(&self) -> [u64; Descriptor::WORDS] {
-        std::array::from_fn(|i| self.descriptor[i].load(Ordering::Relaxed))
+    /// Returns the encoded operation that `phase`, the phase of this line, belongs to.
+    pub(crate) fn descriptor(&self, phase: u32) -> [u64; Descriptor::WORDS] {
+        let mut words: [u64; Descriptor::WORDS] = std::array::from_fn(|i| self.descriptor[i].load(Ordering::Relaxed));
+        words[Descriptor::SEQ] = words[Descriptor::SEQ].wrapping_add(phase.into());
+        words
     }
 }
 
@@ -145,18 +150,23 @@ pub(crate) struct Phases<L> {
     /// The last phase whose slot this rank may write without looking at its peers, counted since
     /// the start, in 64 bits.
     clear: i64,
+    /// The descriptors in this rank's slots, as they are there; zeros before the first use.
+    described: [[u64; Descriptor::WORDS]; SLOTS],
+    /// Whether the last announcement has changed the descriptor of its slot.
+    describes: bool,
 }
 
 impl<L: FlagLines> Phases<L> {
     pub(crate) fn new(lines: L, rank: usize, ranks: usize) -> Phases<L> {
-        Phases { lines, rank, seen: vec![0; ranks], read: vec![0; ranks], clear: 0 }
+        let described = [[0; Descriptor::WORDS]; SLOTS];
+        Phases { lines, rank, seen: vec![0; ranks], read: vec![0; ranks], clear: 0, described, describes: false }
     }
 
     /// As [`Phases::new`] of ranks that have published and finished all phases up to `before`.
     #[cfg(kolo_loom)]
     pub(crate) fn starting(lines: L, rank: usize, ranks: usize, before: u32) -> Phases<L> {
         let before = i64::from(before);
-        Phases { lines, rank, seen: vec![before; ranks], read: vec![before; ranks], clear: before }
+        Phases { seen: vec![before; ranks], read: vec![before; ranks], clear: before, ..Phases::new(lines, rank, ranks) }
     }
 
     /// This rank.
@@ -224,16 +234,30 @@ impl<L: FlagLines> Phases<L> {
     /// Writes to the flag line, before a phase is published, to which operation the phase belongs,
     /// and `words`.
     ///
+    /// If the slot holds the same descriptor since [`SLOTS`] phases ago, its second cache line is not
+    /// written: a peer's cache may have it.
+    ///
     /// May be called for a phase only when the phase that used its slot before is retired.
     #[inline]
-    pub(crate) fn announce(&mut self, phase: u32, fingerprint: u64, descriptor: [u64; Descriptor::WORDS], words: Words) {
-        let line = self.line(self.rank, phase);
+    pub(crate) fn announce(&mut self, phase: u32, fingerprint: u64, descriptor: &[u64; Descriptor::WORDS], words: &Words) {
+        // Word by word: a wider load of words that were just stored singly waits for the stores.
+        let kept = &mut self.described[Self::slot(phase)];
+        let mut differs = 0;
+        for at in 0..Descriptor::WORDS {
+            let first = if at == Descriptor::SEQ { u64::from(phase) } else { 0 };
+            let word = descriptor[at].wrapping_sub(first);
+            differs |= std::mem::replace(&mut kept[at], word) ^ word;
+        }
+        self.describes = differs != 0;
+        let line = self.lines.line(self.rank, Self::slot(phase));
         line.fingerprint.store(fingerprint, Ordering::Relaxed);
-        for (to, word) in line.descriptor.iter().zip(descriptor) {
-            to.store(word, Ordering::Relaxed);
+        if self.describes {
+            for (to, word) in line.descriptor.iter().zip(&self.described[Self::slot(phase)]) {
+                to.store(*word, Ordering::Relaxed);
+            }
         }
         for (to, word) in line.words.iter().zip(words) {
-            to.store(word, Ordering::Relaxed);
+            to.store(*word, Ordering::Relaxed);
         }
     }
 
@@ -250,10 +274,12 @@ impl<L: FlagLines> Phases<L> {
         self.seen[self.rank] += 1;
         // This rank is about to wait for its peers, so it fetches its next line now. The peers'
         // caches have both cache lines of it from its last use: they read the first, and processors
-        // fetch lines in pairs.
+        // fetch lines in pairs. If the second has changed now, it probably changes again.
         let next = self.line(self.rank, self.next());
         sync::prefetch_to_write(next);
-        sync::prefetch_to_write(&next.descriptor);
+        if self.describes {
+            sync::prefetch_to_write(&next.descriptor);
+        }
     }
 
     /// Declares that this rank no longer reads the slots of the phases so far. Returns the last of

@@ -40,14 +40,10 @@ pub(super) fn run(window: &mut Window, context: &OpContext<'_>, part: Part<'_>) 
         return broadcast(window, context, part);
     }
     let given = part.given();
-    let mut words: Words = [0; WORDS];
-    // SAFETY: what `fits` has room in the words, and the caller of `Window::run` vouches for the
-    // input.
-    unsafe {
-        std::ptr::copy_nonoverlapping(part.input(&given), words.as_mut_ptr().cast(), given.len() * part.element);
-    }
+    // SAFETY: the caller of `Window::run` vouches for the input.
+    let words = unsafe { load_words(part.input(&given), given.len() * part.element) };
     let phase = window.phases.next();
-    window.begin_phase(context, words)?;
+    window.begin_phase(context, &words)?;
     window.phases.publish();
     let mut sources = part.sources();
     if let (Sources::All, Layout::Groups(groups)) = (sources, &window.layout) {
@@ -68,18 +64,48 @@ pub(super) fn run(window: &mut Window, context: &OpContext<'_>, part: Part<'_>) 
     Ok(())
 }
 
+/// Returns what [`fits`] as words, followed by zeros.
+///
+/// Loads and stores each word whole. A copy of variable length stores pieces, and a wider load of them
+/// waits until those stores, and the earlier ones to the flag line, have reached the cache.
+///
+/// # Safety
+///
+/// `from` is readable for `bytes` bytes.
+#[inline(always)]
+unsafe fn load_words(from: *const u8, bytes: usize) -> Words {
+    std::array::from_fn(|word| {
+        let at = word * size_of::<u64>();
+        let left = bytes.saturating_sub(at);
+        // SAFETY: the caller vouches for `left` bytes from `at` on.
+        unsafe {
+            match left {
+                0 => 0,
+                // One f32 or i32, the commonest rest.
+                4 => {
+                    let [a, b, c, d] = from.add(at).cast::<[u8; 4]>().read();
+                    u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0])
+                }
+                1..8 => {
+                    let mut piece = [0; size_of::<u64>()];
+                    std::ptr::copy_nonoverlapping(from.add(at), piece.as_mut_ptr(), left);
+                    u64::from_ne_bytes(piece)
+                }
+                _ => from.add(at).cast::<u64>().read_unaligned(),
+            }
+        }
+    })
+}
+
 /// A broadcast that [`fits`]. As the others, with fewer instructions.
 fn broadcast(window: &mut Window, context: &OpContext<'_>, part: Part<'_>) -> Result<()> {
     let Part { call, rank, .. } = part;
     let bytes = call.count * part.element;
-    let mut words: Words = [0; WORDS];
-    if rank == call.root {
-        // SAFETY: what `fits` has room in the words, and the caller of `Window::run` vouches for
-        // the input.
-        unsafe { std::ptr::copy_nonoverlapping(call.send.take(bytes).ptr, words.as_mut_ptr().cast(), bytes) };
-    }
+    let given = if rank == call.root { bytes } else { 0 };
+    // SAFETY: the caller of `Window::run` vouches for the input.
+    let mut words = unsafe { load_words(call.send.ptr, given) };
     let phase = window.phases.next();
-    window.begin_phase(context, words)?;
+    window.begin_phase(context, &words)?;
     window.phases.publish();
     if rank != call.root {
         let root_is_ahead = window.phases.has_reached(call.root, phase);

@@ -69,7 +69,7 @@ impl Window {
         }
         let phase = self.phases.next();
         let words = self.words_of(mine, all_see);
-        self.begin_phase(context, words)?;
+        self.begin_phase(context, &words)?;
         if stages {
             direct.stage(0, self.slots(phase, direct.segments(), direct.staged()).of(self.rank));
         }
@@ -113,7 +113,7 @@ impl Window {
         for i in from..segments + lag {
             let publishes = i + 1 < segments + lag;
             if publishes {
-                self.begin_phase(context, [0; WORDS])?;
+                self.begin_phase(context, &[0; WORDS])?;
             }
             if i < segments {
                 direct.stage(i, self.slots(phase_of(i), segments, staged).of(self.rank));

@@ -699,7 +699,7 @@ mod in_groups {
                 let context = OpContext::new(descriptor, &info);
                 let window = &mut rank_window.window;
                 window.chain = Descriptor::chained(window.chain, context.fingerprint);
-                window.begin_phase(&context, [0; 6]).unwrap();
+                window.begin_phase(&context, &[0; 6]).unwrap();
                 window.phases.publish();
                 return window.leave(1, false);
             }

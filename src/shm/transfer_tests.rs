@@ -150,7 +150,7 @@ impl Model {
             let mut phases = self.ranks[rank].borrow_mut();
             let phases = phases.as_mut().unwrap();
             assert!(phases.next() == self.phase && (self.phase < SLOTS as u32 || phases.is_clear(self.phase)));
-            phases.announce(self.phase, self.phase.into(), [0; 4], [rank as u64 + 1; WORDS]);
+            phases.announce(self.phase, self.phase.into(), &[0; 4], &[rank as u64 + 1; WORDS]);
             phases.publish();
         }
         (0..self.ranks.len()).for_each(|rank| self.arrive(rank));

@@ -28,7 +28,7 @@ impl Window {
     /// the order of ranks.
     pub(crate) fn all_gather_words(&mut self, context: &OpContext<'_>, words: Words) -> Result<Vec<Words>> {
         self.chain = Descriptor::chained(self.chain, context.fingerprint);
-        let told = self.check_no_peer_failed(context).and_then(|()| self.exchange(context, words));
+        let told = self.check_no_peer_failed(context).and_then(|()| self.exchange(context, &words));
         match told {
             Ok(phase) => {
                 context.rest();
@@ -49,19 +49,19 @@ impl Window {
     /// Runs one empty phase: returns when all ranks have reached it.
     #[inline]
     pub(super) fn barrier(&mut self, context: &OpContext<'_>) -> Result<()> {
-        self.one_phase(context, [0; WORDS], Sources::All).map(drop)
+        self.one_phase(context, &[0; WORDS], Sources::All).map(drop)
     }
 
     /// Runs one phase that carries only words. Returns its number, with which the words of all
     /// ranks can be read.
     #[inline]
-    pub(super) fn exchange(&mut self, context: &OpContext<'_>, words: Words) -> Result<u32> {
+    pub(super) fn exchange(&mut self, context: &OpContext<'_>, words: &Words) -> Result<u32> {
         // Every rank reads the line of every other, so there is nothing that groups could spare.
         self.one_phase(context, words, Sources::Each)
     }
 
     #[inline]
-    fn one_phase(&mut self, context: &OpContext<'_>, words: Words, sources: Sources) -> Result<u32> {
+    fn one_phase(&mut self, context: &OpContext<'_>, words: &Words, sources: Sources) -> Result<u32> {
         let phase = self.phases.next();
         self.begin_phase(context, words)?;
         self.phases.publish();
@@ -73,14 +73,14 @@ impl Window {
     pub(super) fn all(&mut self, context: &OpContext<'_>, mine: bool) -> Result<bool> {
         let mut words = [0; WORDS];
         words[0] = mine.into();
-        let phase = self.exchange(context, words)?;
+        let phase = self.exchange(context, &words)?;
         Ok((0..self.members.len()).all(|rank| self.phases.line(rank, phase).words()[0] == 1))
     }
 
     /// Waits until this rank may write its next slot, and announces the operation that the phase
     /// belongs to.
     #[inline]
-    pub(super) fn begin_phase(&mut self, context: &OpContext<'_>, words: Words) -> Result<()> {
+    pub(super) fn begin_phase(&mut self, context: &OpContext<'_>, words: &Words) -> Result<()> {
         let phase = self.phases.next();
         if !self.phases.is_clear(phase) {
             for peer in self.peers() {
@@ -90,7 +90,7 @@ impl Window {
             }
             self.phases.set_clear(phase);
         }
-        self.phases.announce(phase, self.chain, context.words, words);
+        self.phases.announce(phase, self.chain, &context.words, words);
         Ok(())
     }
 
@@ -191,7 +191,7 @@ impl Window {
     #[cold]
     fn mismatch(&self, context: &OpContext<'_>, peer: usize, phase: u32) -> Error {
         let rank = self.members[peer];
-        match Descriptor::decode(self.phases.line(peer, phase).descriptor()) {
+        match Descriptor::decode(self.phases.line(peer, phase).descriptor(phase)) {
             None => return context.failed(rank, Cause::Corrupt("a flag line that describes no operation")),
             Some(theirs) if theirs != context.descriptor => return context.mismatch(rank, context.descriptor, theirs),
             Some(_) => {}
@@ -201,7 +201,7 @@ impl Window {
         for phase in (1..SLOTS as u32).rev().map(|ago| phase.wrapping_sub(ago)) {
             let described = |rank| {
                 let line = self.phases.line(rank, phase);
-                Descriptor::decode(line.descriptor()).filter(|_| line.holds(phase))
+                Descriptor::decode(line.descriptor(phase)).filter(|_| line.holds(phase))
             };
             if let (Some(mine), Some(theirs)) = (described(self.rank), described(peer))
                 && mine != theirs

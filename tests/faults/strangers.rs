@@ -16,7 +16,7 @@ use crate::system::{self, listeners, memory, now};
 
 /// The version of the protocol, the length of a listener's reply to a hello, and the kinds of
 /// refusals.
-const VERSION: u16 = 6 + kolo::Op::ALL.len() as u16;
+const VERSION: u16 = 7 + kolo::Op::ALL.len() as u16;
 const REPLY: usize = 84;
 const REFUSES: u8 = 1;
 const REFUSES_VERSION: u8 = 2;

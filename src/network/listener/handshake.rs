@@ -28,7 +28,7 @@ use crate::network::identity::{Identity, Key, MAC, Medium, random};
 use crate::types::{Op, Rank};
 
 /// Changes with every change of what goes over sockets or through shared memory.
-const FORMAT: u16 = 6;
+const FORMAT: u16 = 7;
 
 /// Two ranks of one version understand each other. A rank of an older version does not know the numbers
 /// of later operations.

@@ -48,5 +48,6 @@ mod types {
 
     impl Descriptor {
         pub(crate) const WORDS: usize = 4;
+        pub(crate) const SEQ: usize = 3;
     }
 }

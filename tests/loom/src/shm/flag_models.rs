@@ -29,7 +29,7 @@ impl Member {
                 self.wait(other, Phases::<Arc<Memory>>::retires(phase));
             }
         }
-        self.phases.announce(phase, phase.into(), [0; 4], [self.rank as u64; WORDS]);
+        self.phases.announce(phase, phase.into(), &[0; 4], &[self.rank as u64; WORDS]);
         let (slot, word) = (Phases::<Arc<Memory>>::slot(phase), phase.wrapping_mul(10) + self.rank as u32);
         // SAFETY: loom checks that no other rank accesses the slot.
         self.memory.slots[self.rank][slot].with_mut(|to| unsafe { *to = word });

@@ -64,7 +64,7 @@ fn exchange(member: &mut Member, groups: &Groups, first: u32, count: u32) {
             member.phases.set_clear(phase);
         }
         let word = |rank: usize| u64::from(phase) * 10 + rank as u64;
-        member.phases.announce(phase, member.fingerprint(), [0; 4], [word(rank); WORDS]);
+        member.phases.announce(phase, member.fingerprint(), &[0; 4], &[word(rank); WORDS]);
         // SAFETY: loom checks that no other rank accesses the slot.
         member.memory.slots[rank][slot].with_mut(|to| unsafe { *to = phase });
         member.phases.publish();
