@@ -1,8 +1,17 @@
 //! A reduction kernel, chosen for this processor.
 
+use std::sync::LazyLock;
+
 use super::instructions::{Finish, Fold};
 use super::level::Level;
 use crate::types::{DType, ReduceOp};
+
+/// The kernels of the best level, by the numbers of element type and reduction: to choose one takes as long as
+/// to reduce a few elements.
+static KERNELS: LazyLock<[[Option<Kernel>; ReduceOp::ALL.len()]; DType::ALL.len()]> = LazyLock::new(|| {
+    let of = |dtype: DType| std::array::from_fn(|redop| Kernel::of_level(Level::best(), dtype, ReduceOp::ALL[redop]));
+    std::array::from_fn(|dtype| of(DType::ALL[dtype]))
+});
 
 /// The kernel for one reduction on one element type.
 #[derive(Clone, Copy)]
@@ -16,8 +25,9 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     /// Returns the kernel, or `None` if the reduction is not defined on these elements.
+    #[inline]
     pub(crate) fn new(dtype: DType, redop: ReduceOp) -> Option<Kernel> {
-        Kernel::of_level(Level::best(), dtype, redop)
+        KERNELS[dtype as usize][redop as usize]
     }
 
     pub(super) fn of_level(level: Level, dtype: DType, redop: ReduceOp) -> Option<Kernel> {
