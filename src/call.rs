@@ -49,6 +49,15 @@ pub(crate) struct Call {
     pub(crate) on_device: Option<Arc<dyn OnDevice>>,
 }
 
+/// Where the lengths of the buffers of a call come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lengths {
+    /// The call has them, and its check compares them with its counts.
+    Given,
+    /// They follow from the counts (a call on pointers).
+    Counted,
+}
+
 /// The part of a call that is on a device. `crate::device` has the only kind of it.
 pub(crate) trait OnDevice: Any + fmt::Debug + Send + Sync {
     /// Whether what the call sends is in device memory.

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::call::DeviceCall;
 use super::state::DeviceState;
-use crate::call::Call;
+use crate::call::{Call, Lengths};
 use crate::cuda;
 use crate::cuda::device::{Device, Driver, Event, StreamId};
 use crate::error::{Error, Result};
@@ -116,7 +116,7 @@ impl Executor {
     ///
     /// The call's buffers are valid until this returns, and nothing else uses them.
     pub(crate) unsafe fn run_on_device(&self, mut call: Call, stream: StreamId) -> Result<()> {
-        self.check_raw(&mut call)?;
+        self.check(&mut call, Lengths::Counted)?;
         self.state.bind(&mut call, stream)?;
         self.state.check_process(call.op)?;
         if call.on_device.is_none() {

@@ -10,12 +10,13 @@ use super::state::DeviceState;
 use super::watchdog::Watched;
 use crate::Work;
 use crate::buffer::{RawSlice, RawSliceMut};
-use crate::call::Call;
+use crate::call::{Call, Lengths};
 use crate::communicator::{Builder, Communicator};
 use crate::cuda::device::{Address, Device, DeviceId, Driver, StreamId};
 use crate::cuda::fake_device::{FakeDevice, FakeGpu, Machine};
 use crate::cuda::shared::shared;
 use crate::error::Result;
+use crate::raw::RawCall;
 use crate::sys::{every_case, wait_until};
 use crate::types::{DType, Op, Rank, ReduceOp};
 
@@ -91,7 +92,7 @@ impl Process {
             recv: RawSliceMut::at(buffer),
             ..Call::raw(op, dtype)
         };
-        self.comm.exec.check_raw(&mut call).unwrap();
+        self.comm.exec.check(&mut call, Lengths::Counted).unwrap();
         self.comm.exec.state.bind(&mut call, stream).unwrap();
         call
     }
@@ -149,7 +150,7 @@ fn receives_from_many_ranks_before_the_sends() {
             let buffer: *mut u8 = std::ptr::without_provenance_mut(memory as usize);
             let mut call =
                 Call { count, root: peer, send: RawSlice::at(buffer), recv: RawSliceMut::at(buffer), ..Call::raw(op, DType::U8) };
-            comm.exec.check_raw(&mut call).unwrap();
+            comm.exec.check(&mut call, Lengths::Counted).unwrap();
             comm.exec.state.bind(&mut call, *stream).unwrap();
             // SAFETY: the memory is never freed.
             unsafe { comm.exec.start_checked(call).unwrap() }
@@ -353,7 +354,7 @@ fn buffers_and_messages_come_and_go() {
                 recv: RawSliceMut::at(buffer),
                 ..Call::raw(op, DType::F32)
             };
-            process.comm.exec.check_raw(&mut call).unwrap();
+            process.comm.exec.check(&mut call, Lengths::Counted).unwrap();
             process.comm.exec.state.bind(&mut call, process.stream).unwrap();
             // SAFETY: the memory is freed when the stream has passed the call.
             unsafe { process.comm.exec.submit_checked(&call).unwrap() };
@@ -420,7 +421,7 @@ fn alone(device: &Arc<FakeDevice>) -> Communicator {
 impl Process {
     pub(super) fn bound(&self, raw: &Call, stream: StreamId) -> Call {
         let mut call = raw.clone();
-        self.comm.exec.check_raw(&mut call).unwrap();
+        self.comm.exec.check(&mut call, Lengths::Counted).unwrap();
         self.comm.exec.state.bind(&mut call, stream).unwrap();
         call
     }
@@ -561,7 +562,7 @@ fn another_communicator_gets_an_idle_stream() {
             timeout,
             ..Call::raw(Op::Broadcast, DType::F32)
         };
-        comm.exec.check_raw(&mut call).unwrap();
+        comm.exec.check(&mut call, Lengths::Counted).unwrap();
         comm.exec.state.bind(&mut call, stream).unwrap();
         // SAFETY: the memory is never freed.
         unsafe { comm.exec.start_checked(call) }.and_then(|work| Ok(work.wait()?))
@@ -601,7 +602,7 @@ fn without_words_a_call_has_ended_when_its_copy_has() {
                 recv: RawSliceMut::at(pointer(to)),
                 ..Call::raw(Op::Broadcast, DType::F32)
             };
-            comm.exec.check_raw(&mut call).unwrap();
+            comm.exec.check(&mut call, Lengths::Counted).unwrap();
             comm.exec.state.bind(&mut call, stream).unwrap();
             // SAFETY: the memory is never freed.
             unsafe { comm.exec.start_checked(call) }.unwrap()
@@ -648,7 +649,7 @@ fn without_words_nothing_is_copied_to_freed_memory() {
             timeout,
             ..Call::raw(Op::Broadcast, DType::F32)
         };
-        comm.exec.check_raw(&mut call).unwrap();
+        comm.exec.check(&mut call, Lengths::Counted).unwrap();
         comm.exec.state.bind(&mut call, stream).unwrap();
         // SAFETY: the memory is never freed.
         unsafe { comm.exec.submit_checked(&call) }
@@ -895,7 +896,7 @@ fn messages_end_in_another_order_than_they_were_called() {
                 recv: RawSliceMut::at(buffer),
                 ..Call::raw(op, DType::F32)
             };
-            process.comm.exec.check_raw(&mut call).unwrap();
+            process.comm.exec.check(&mut call, Lengths::Counted).unwrap();
             process.comm.exec.state.bind(&mut call, process.stream).unwrap();
             call
         };
@@ -916,5 +917,35 @@ fn messages_end_in_another_order_than_they_were_called() {
         }
         process.expect(memory, 1.0);
         process.comm.barrier().unwrap();
+    });
+}
+
+/// A call that ran on a device runs on another communicator, which has none, with other buffers.
+#[test]
+fn a_call_on_pointers_moves_to_a_communicator_without_devices() {
+    let plain = Communicator::builder().devices(false).connect_in_process(2).unwrap();
+    let plain: parking_lot::Mutex<Vec<_>> = parking_lot::Mutex::new(plain.into_iter().map(Some).collect());
+    on_seats(seats(2, true), |process| {
+        let Process { comm, device, stream, rank } = process;
+        let plain = plain.lock()[rank].take().unwrap();
+        let mut call = RawCall::new(Op::AllReduce, DType::F32);
+        call.reduce(ReduceOp::Sum);
+        let on_host = |call: &mut RawCall| {
+            let mut host = [1f32; 8];
+            call.buffers(host.as_ptr().cast(), host.as_mut_ptr().cast(), 8);
+            // SAFETY: the buffer has room for the elements, and nothing else uses it.
+            unsafe { call.run(&plain).unwrap() };
+            assert_eq!(host, [2.0; 8]);
+        };
+        // It learns that it has no devices.
+        on_host(&mut call);
+        let memory = device.allocate(32).unwrap();
+        device.write(stream, memory, [1f32; 8].map(f32::to_ne_bytes).concat());
+        let buffer: *mut u8 = std::ptr::without_provenance_mut(memory as usize);
+        call.buffers(buffer, buffer, 8);
+        // SAFETY: the memory has room for the elements, and nothing else uses it until it has been read.
+        unsafe { call.run(&comm).unwrap() };
+        device.read(stream, memory, 32);
+        on_host(&mut call);
     });
 }

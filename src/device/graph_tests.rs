@@ -9,7 +9,7 @@ use super::state::DeviceState;
 use super::tests::{Bed, OPS, Path, User, bytes, counts, raw};
 use crate::Communicator;
 use crate::buffer::{RawSlice, RawSliceMut};
-use crate::call::Call;
+use crate::call::{Call, Lengths};
 use crate::cuda::device::{Address, Device, StreamId};
 use crate::cuda::fake_device::{FakeDevice, FakeGraph};
 use crate::error::Error;
@@ -273,7 +273,7 @@ fn messages() {
                         recv: RawSliceMut::at(buffer),
                         ..raw(op, DType::F32, count, 0)
                     };
-                    comm.exec.check_raw(&mut call).unwrap();
+                    comm.exec.check(&mut call, Lengths::Counted).unwrap();
                     comm.exec.state.bind(&mut call, stream).unwrap();
                     call
                 };
@@ -300,7 +300,7 @@ fn a_barrier() {
     Bed::new(Path::Imported, 2).run(|comm, _, device, stream| {
         let graph = capture(device, stream, || {
             let mut call = Call::raw(Op::Barrier, DType::U8);
-            comm.exec.check_raw(&mut call).unwrap();
+            comm.exec.check(&mut call, Lengths::Counted).unwrap();
             comm.exec.state.bind(&mut call, stream).unwrap();
             // SAFETY: it has no buffers.
             unsafe { comm.exec.submit_checked(&call) }.unwrap();
@@ -463,7 +463,7 @@ fn message(comm: &Communicator, stream: StreamId, (op, peer): (Op, Rank), at: *m
         timeout: Some(SOON),
         ..raw(op, DType::U64, count, 0)
     };
-    comm.exec.check_raw(&mut call).unwrap();
+    comm.exec.check(&mut call, Lengths::Counted).unwrap();
     comm.exec.state.bind(&mut call, stream).unwrap();
     call
 }

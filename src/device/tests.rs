@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use super::state::DeviceState;
 use crate::Communicator;
 use crate::buffer::{RawSlice, RawSliceMut};
-use crate::call::{Call, Counts};
+use crate::call::{Call, Counts, Lengths};
 use crate::cuda::device::{Address, Device, Driver, StreamId};
 use crate::cuda::fake_device::{FakeDevice, FakeGpu, Machine};
 use crate::error::Error;
@@ -265,7 +265,7 @@ impl<'a> User<'a> {
         let recv =
             if recv == 0 { std::ptr::without_provenance_mut(1 << 42) } else { std::ptr::without_provenance_mut(recv as usize) };
         let mut call = Call { send: RawSlice::at(send), recv: RawSliceMut::at(recv), ..raw.clone() };
-        self.comm.exec.check_raw(&mut call).unwrap();
+        self.comm.exec.check(&mut call, Lengths::Counted).unwrap();
         let is_dry = send.addr() == 1 << 41;
         if !is_dry {
             self.comm.exec.state.bind(&mut call, self.stream).unwrap();
@@ -282,7 +282,7 @@ impl<'a> User<'a> {
         unsafe { std::ptr::copy_nonoverlapping(input.as_ptr(), send.as_mut_ptr().cast(), input.len()) };
         let (from, to) = (RawSlice::at(send.as_ptr().cast()), RawSliceMut::at(recv.as_mut_ptr().cast()));
         let mut call = Call { send: from, recv: to, ..raw.clone() };
-        plain.exec.check_raw(&mut call).unwrap();
+        plain.exec.check(&mut call, Lengths::Counted).unwrap();
         // SAFETY: both are as long as the call says.
         unsafe { plain.exec.submit_checked(&call).unwrap() };
         let mut result = vec![0; lengths[1]];

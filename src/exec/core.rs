@@ -4,6 +4,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
+use super::repeated::LastCalls;
 use crate::call::Call;
 use crate::config::{SharedSettings, Transport};
 use crate::engine::Engine;
@@ -31,6 +32,8 @@ pub(crate) struct Core {
     pub(super) order: Option<Arc<[Rank]>>,
     /// The last choice, and for what it was made.
     chosen: Option<(Op, u64, Choice)>,
+    /// The last short calls, which need not be checked again.
+    pub(super) last_calls: LastCalls,
     pub(super) patience: Arc<Patience>,
     /// Made when the first message is needed.
     pub(super) engine: Option<Engine>,
@@ -76,6 +79,7 @@ impl Core {
             settings,
             layout,
             chosen: None,
+            last_calls: LastCalls::default(),
             patience,
             engine: None,
             links: Arc::default(),

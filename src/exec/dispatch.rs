@@ -2,6 +2,7 @@
 //! ("hierarchical").
 
 use super::core::Core;
+use super::repeated::CallKey;
 use crate::call::Call;
 use crate::error::Result;
 use crate::failure::{CommInfo, OpContext};
@@ -9,7 +10,7 @@ use crate::reduce::normalise_bools;
 use crate::schedule::Algorithm;
 use crate::schedule::select::Choice;
 use crate::trace::{self, LogEntry, OpLog};
-use crate::types::DType;
+use crate::types::{DType, Descriptor, Op};
 
 impl Core {
     /// Runs a collective on host memory: gives it its sequence number, chooses its path, and
@@ -25,7 +26,7 @@ impl Core {
         let (descriptor, bytes) = (call.descriptor(self.seq), call.bytes(world));
         let choice = (world > 1 && !call.is_empty(bytes)).then(|| self.choose_for(call, bytes));
         let note = LogEntry::new(history, bytes, trace::path(choice));
-        let context = OpContext::noted(descriptor, info, call.timeout, &note);
+        let context = OpContext::noted(descriptor, descriptor.encode(), info, call.timeout, &note);
         // A window records a short call itself, when no peer waits for this rank any more.
         if note.is_large() || choice.is_none_or(|choice| choice.algorithm != Algorithm::Window) {
             context.note();
@@ -84,6 +85,55 @@ impl Core {
         if let Some(window) = &mut self.window {
             window.skip(context);
         }
+    }
+}
+
+impl Core {
+    /// Returns whether a call equals the one that is kept of its operation.
+    #[inline(always)]
+    pub(crate) fn is_repeated(&self, op: Op, key: &CallKey) -> bool {
+        self.last_calls.has(op, key)
+    }
+
+    /// Keeps a checked call if [`Core::run_again`] can run it. Returns whether it was kept.
+    #[inline]
+    pub(crate) fn keep(&mut self, key: CallKey, call: &Call) -> bool {
+        let world = self.layout.ranks;
+        let bytes = call.bytes(world);
+        // What was found out about a long call is little beside what it moves.
+        if trace::is_large(bytes) || world == 1 || call.is_empty(bytes) || call.dtype == DType::Bool || self.settings.devices {
+            return false;
+        }
+        let choice = self.choose_for(call, bytes);
+        let is_kept = choice.algorithm == Algorithm::Window;
+        if is_kept {
+            self.last_calls.keep(key, call, bytes, trace::path(Some(choice)));
+        }
+        is_kept
+    }
+
+    /// Runs a call that equals the one that is kept of its operation, as [`Core::run_on_host`] does.
+    ///
+    /// # Safety
+    ///
+    /// For `call`, [`Core::is_repeated`] or [`Core::keep`] has returned true, and no other was kept since. Its
+    /// buffers are valid until this returns, and nothing else uses them.
+    #[inline(always)]
+    pub(crate) unsafe fn run_again(&mut self, info: &CommInfo, history: &OpLog, call: &Call) -> Result<()> {
+        self.seq += 1;
+        let (Some(last), Some(window)) = (self.last_calls.again(call), &mut self.window) else {
+            unreachable!("only calls in shared memory are kept");
+        };
+        let note = LogEntry::new(history, last.bytes, last.path);
+        let descriptor = Descriptor { seq: self.seq, ..last.descriptor };
+        let mut words = last.words;
+        words[Descriptor::SEQ] = self.seq;
+        let context = OpContext::noted(descriptor, words, info, None, &note);
+        // SAFETY: an equal call was checked before it was kept, and the buffers are those of `call`, for which the
+        // caller vouches.
+        let result = unsafe { window.run(&context, &last.call) };
+        note.end(&context.words, result.is_ok());
+        result
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! - [`dispatch`] chooses its path: shared memory ([`crate::shm`]), [`messages`] (the
 //!   [`crate::engine`] executes a schedule), or [`hierarchical`] (both). [`compression`] says which
-//!   messages have elements of 16 bits.
+//!   messages have elements of 16 bits, and [`repeated`] what the last short calls were.
 //! - [`core`] is what a communicator runs operations with. [`connect`] prepares it for the first
 //!   operation, and [`allocate`] shares more memory.
 
@@ -14,6 +14,7 @@ pub(crate) mod costs;
 mod dispatch;
 mod hierarchical;
 pub(crate) mod messages;
+pub(crate) mod repeated;
 #[cfg(test)]
 mod simulation_tests;
 

@@ -77,16 +77,16 @@ impl<'a> OpContext<'a> {
         }
     }
 
-    /// Makes the context of an operation that is recorded, with its own timeout if it has one. This
-    /// does not build on [`OpContext::new`]: a small operation would notice the copy.
+    /// Makes the context of an operation that is recorded, with its own timeout if it has one. `words` are the
+    /// descriptor, encoded. This does not build on [`OpContext::new`]: a small operation would notice the copy.
     #[inline]
     pub(crate) fn noted(
         descriptor: Descriptor,
+        words: [u64; Descriptor::WORDS],
         info: &'a CommInfo,
         timeout: Option<Duration>,
         note: &'a LogEntry<'a>,
     ) -> OpContext<'a> {
-        let words = descriptor.encode();
         let (fingerprint, timeout) = (Descriptor::fingerprint(words), timeout.unwrap_or(info.timeout));
         OpContext {
             descriptor,

@@ -24,8 +24,7 @@ impl CommState {
             // SAFETY: passed on.
             return unsafe { self.dispatch_together(core, std::slice::from_ref(call), || false) }.map(drop);
         }
-        self.check_not_revoked(core, call)?;
-        let run = |core: &mut Core| {
+        self.run_collective(core, call, |core| {
             // SAFETY: passed on.
             unsafe {
                 match self.concerns_devices(call) {
@@ -33,7 +32,25 @@ impl CommState {
                     false => core.run_on_host(&self.info, &self.recording.history, call),
                 }
             }
-        };
+        })
+    }
+
+    /// As [`CommState::dispatch`], for a call that equals the one that the core keeps of its operation: `call`
+    /// itself need not be checked.
+    ///
+    /// # Safety
+    ///
+    /// The core keeps a call with the arguments of `call`. Its buffers are valid until this returns, and
+    /// nothing else uses them.
+    #[inline(always)]
+    pub(super) unsafe fn dispatch_again(&self, core: &mut Core, call: &Call) -> Result<()> {
+        // SAFETY: passed on.
+        self.run_collective(core, call, |core| unsafe { core.run_again(&self.info, &self.recording.history, call) })
+    }
+
+    #[inline(always)]
+    fn run_collective(&self, core: &mut Core, call: &Call, run: impl FnOnce(&mut Core) -> Result<()>) -> Result<()> {
+        self.check_not_revoked(core, call)?;
         let result = self.unless_it_panics(core, call.op, run);
         result.map_err(|error| self.fail(core, error))
     }

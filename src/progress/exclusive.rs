@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::handover::Handover;
 use super::submit::Executor;
 use super::work::Work;
-use crate::call::Call;
+use crate::call::{Call, Lengths};
 use crate::error::Result;
 use crate::exec::Core;
 
@@ -43,7 +43,7 @@ impl Executor {
     ///
     /// As for [`Executor::submit`].
     pub(crate) unsafe fn run_on(&self, core: &mut Core, mut call: Call) -> Result<()> {
-        self.check(&mut call)?;
+        self.check(&mut call, Lengths::Given)?;
         // SAFETY: passed on.
         unsafe { self.state.dispatch(core, &call) }
     }

@@ -247,10 +247,13 @@ impl CommState {
     /// failure leaves the communicator usable: no other rank has seen the call yet.
     #[inline(always)]
     pub(crate) fn bind(&self, call: &mut Call, stream: StreamId) -> Result<()> {
-        match stream == StreamId::DEFAULT && self.has_no_devices.load(Ordering::Relaxed) {
-            true => Ok(()),
-            false => self.devices.bind(self, call, stream),
-        }
+        if self.has_only_host_memory(stream) { Ok(()) } else { self.devices.bind(self, call, stream) }
+    }
+
+    /// Whether it is known that a call with this stream concerns no device.
+    #[inline(always)]
+    pub(crate) fn has_only_host_memory(&self, stream: StreamId) -> bool {
+        stream == StreamId::DEFAULT && self.has_no_devices.load(Ordering::Relaxed)
     }
 
     /// Whether a collective may concern devices, on this rank or another.

@@ -10,9 +10,10 @@ use super::queue::Queue;
 use super::state::{CommState, Devices};
 use super::together::keep_apart;
 use super::work::{Completion, Work, WorkError};
-use crate::call::Call;
+use crate::call::{Call, Lengths};
 use crate::error::{Error, Result};
 use crate::exec::Core;
+use crate::exec::repeated::CallKey;
 use crate::failure::{self, CommInfo, wait_check};
 use crate::timeouts::WAIT_CHECK;
 use crate::types::{Op, Rank};
@@ -73,23 +74,50 @@ impl Executor {
     /// The call's buffers are valid until this returns, and nothing else uses them.
     #[inline]
     pub(crate) unsafe fn submit(&self, mut call: Call) -> Result<()> {
-        self.check(&mut call)?;
         // SAFETY: passed on.
-        unsafe { self.submit_checked(&call) }
+        unsafe { self.submit_in_place(&mut call, Lengths::Given) }
+    }
+
+    /// As [`Executor::submit`], for a call that stays where it is. Its buffers are on the host, or it has its
+    /// device call. A collective that equals the last one of its operation is not checked again.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Executor::submit`].
+    #[inline(always)]
+    pub(crate) unsafe fn submit_in_place(&self, call: &mut Call, lengths: Lengths) -> Result<()> {
+        if let Some(key) = CallKey::of(call, lengths) {
+            self.state.check_process(call.op)?;
+            if let Some(mut core) = self.claim() {
+                let mut is_kept = core.is_repeated(call.op, &key);
+                if !is_kept {
+                    self.check(call, lengths)?;
+                    is_kept = core.keep(key, call);
+                }
+                // SAFETY: the caller vouches for the buffers. `call` was checked above, or equals the kept call, which
+                // was checked.
+                return unsafe {
+                    match is_kept {
+                        true => self.state.dispatch_again(&mut core, call),
+                        false => self.state.dispatch(&mut core, call),
+                    }
+                };
+            }
+        }
+        self.check(call, lengths)?;
+        // SAFETY: the caller vouches for the buffers, and the call was checked.
+        unsafe { self.submit_checked(call) }
     }
 
     /// Checks a call in place: it is large, and small operations would notice a copy.
-    #[inline]
-    pub(super) fn check(&self, call: &mut Call) -> Result<()> {
-        let op = call.op;
-        call.check_in_place(self.rank(), self.world_size()).map_err(|problem| Error::Argument { op, problem })
-    }
-
-    /// As [`Executor::check`], for a call on pointers.
     #[inline(always)]
-    pub(crate) fn check_raw(&self, call: &mut Call) -> Result<()> {
-        let op = call.op;
-        call.check_raw(self.rank(), self.world_size()).map_err(|problem| Error::Argument { op, problem })
+    pub(crate) fn check(&self, call: &mut Call, lengths: Lengths) -> Result<()> {
+        let (op, rank, world) = (call.op, self.rank(), self.world_size());
+        let checked = match lengths {
+            Lengths::Given => call.check_in_place(rank, world),
+            Lengths::Counted => call.check_raw(rank, world),
+        };
+        checked.map_err(|problem| Error::Argument { op, problem })
     }
 
     /// Runs a call that was checked, as [`Executor::submit`].

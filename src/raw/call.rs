@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::work::RawWork;
 use crate::buffer::{RawSlice, RawSliceMut, Source};
-use crate::call::{Call, Counts};
+use crate::call::{Call, Counts, Lengths};
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::types::{DType, Op, Rank, ReduceOp, Tag};
@@ -122,18 +122,19 @@ impl RawCall {
     /// The communicator is as usable as before.
     pub fn prepare(&self, comm: &Communicator) -> Result<PreparedCall> {
         let mut call = self.call.clone();
-        comm.exec.check_raw(&mut call)?;
+        comm.exec.check(&mut call, Lengths::Counted)?;
         call.on_device = None;
         comm.exec.state.bind(&mut call, self.stream.into())?;
         Ok(PreparedCall(call))
     }
 
-    /// Checks the call as [`RawCall::prepare`] does and executes it as [`PreparedCall::run`] does.
+    /// Checks the call as [`RawCall::prepare`] does, unless it equals the last one of its operation, and
+    /// executes it as [`PreparedCall::run`] does.
     /// This is faster than the two functions: the call, which is large, is not copied.
     ///
     /// # Safety
     ///
-    /// As for [`PreparedCall::run`]. A run forgets the buffers that its rank does not need: before the
+    /// As for [`PreparedCall::run`]. A run may forget the buffers that its rank does not need: before the
     /// call is run or prepared on another communicator, or with another root or other counts, its
     /// buffers are set again.
     ///
@@ -142,8 +143,13 @@ impl RawCall {
     /// Those of both functions.
     #[inline]
     pub unsafe fn run(&mut self, comm: &Communicator) -> Result<()> {
-        comm.exec.check_raw(&mut self.call)?;
+        // An earlier run may have been on a device.
         self.call.on_device = None;
+        if comm.exec.state.has_only_host_memory(self.stream.into()) {
+            // SAFETY: passed on.
+            return unsafe { comm.exec.submit_in_place(&mut self.call, Lengths::Counted) };
+        }
+        comm.exec.check(&mut self.call, Lengths::Counted)?;
         comm.exec.state.bind(&mut self.call, self.stream.into())?;
         // SAFETY: passed on.
         unsafe { comm.exec.submit_checked(&self.call) }

@@ -66,6 +66,12 @@ pub(crate) struct Operation {
     pub(crate) failed: bool,
 }
 
+/// Returns whether an operation moves enough bytes to make the cost of recording it at once negligible.
+#[inline]
+pub(crate) fn is_large(bytes: u64) -> bool {
+    bytes >= LARGE
+}
+
 impl Default for OpLog {
     fn default() -> OpLog {
         OpLog {
@@ -265,7 +271,7 @@ impl<'a> LogEntry<'a> {
     /// Returns whether it moves enough bytes to make the cost of recording it at once negligible.
     #[inline]
     pub(crate) fn is_large(&self) -> bool {
-        self.bytes >= LARGE
+        is_large(self.bytes)
     }
 
     /// Notes that it waits for more than a moment.

@@ -12,7 +12,7 @@ mod statistics;
 mod totals;
 mod traffic;
 
-pub(crate) use log::{EntryId, LogEntry, OpLog, Operation};
+pub(crate) use log::{EntryId, LogEntry, OpLog, Operation, is_large};
 pub(crate) use recorder::{RankOfJob, Recorder, Recording, choice, path, prepare};
 #[cfg(feature = "cuda")]
 pub(crate) use statistics::PathTaken;
