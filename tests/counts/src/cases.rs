@@ -142,6 +142,12 @@ impl Case {
         api == Api::C || self.bytes <= 64 << 10
     }
 
+    /// Whether it moves at most what a flag line holds, or a message of 8 bytes: its instructions are what it
+    /// costs.
+    pub(crate) fn is_short(&self) -> bool {
+        self.form == Form::Inline || (self.form == Form::Message && self.bytes == 8)
+    }
+
     pub(crate) fn is_registered(&self) -> bool {
         self.memory == Memory::Registered
     }

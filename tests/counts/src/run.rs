@@ -188,12 +188,15 @@ impl Results {
             self.failures.push(format!("{title}: {why}"));
         }
         if self.writes {
-            self.counted.add(case, api, counts);
+            self.counted.add(case, api, counts, rough.instructions);
         } else {
             let differences = self.expected.differences(case, api, counts);
             if !differences.is_empty() {
                 self.failures.push(explain(&title, &differences, rough));
             }
+        }
+        if let Some(most) = self.expected.most_instructions(case, api).filter(|&most| !self.writes && rough.instructions > most) {
+            self.failures.push(format!("{title}: {} instructions, where the table allows {most}", rough.instructions));
         }
         self.passed += usize::from(before == self.failures.len());
         Ok(())

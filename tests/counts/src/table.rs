@@ -9,7 +9,7 @@ use crate::cases::{Api, Case, FORMS};
 use crate::counter::Counts;
 
 /// The columns of an operation, and then those of its counts.
-const COLUMNS: [&str; 12] = [
+const COLUMNS: [&str; 14] = [
     "operation",
     "ranks",
     "bytes",
@@ -22,10 +22,18 @@ const COLUMNS: [&str; 12] = [
     "lines stored",
     "bytes loaded",
     "bytes stored",
+    "instructions, C",
+    "instructions, Rust",
 ];
 const KEYS: usize = 4;
 /// The columns that are counted through each interface.
 const LOCKED: [(Api, usize); 2] = [(Api::C, 5), (Api::Rust, 6)];
+const INSTRUCTIONS: [(Api, usize); 2] = [(Api::C, 12), (Api::Rust, 13)];
+
+/// The instructions that the table allows are this much more than were counted, in percent, and a multiple of
+/// [`STEP`]: they differ with the compiler and the processor.
+const SLACK: u64 = 20;
+const STEP: u64 = 50;
 
 /// In a column of an interface through which the row is not counted.
 const NOT_COUNTED: &str = "-";
@@ -81,12 +89,16 @@ fn system_calls(numbers: &[u64]) -> String {
     if names.is_empty() { "0".to_owned() } else { names.join(", ") }
 }
 
+/// The column of an interface.
+fn column(of_each: [(Api, usize); 2], api: Api) -> usize {
+    of_each.into_iter().find(|&(of, _)| of == api).expect("each interface has a column").1
+}
+
 /// The columns of counts, with the column of the interface.
 fn columns(api: Api, counts: &Counts) -> Vec<(usize, String)> {
-    let (_, locked) = LOCKED.into_iter().find(|&(of, _)| of == api).expect("each interface has a column");
     vec![
         (4, system_calls(&counts.system_calls)),
-        (locked, counts.locked.to_string()),
+        (column(LOCKED, api), counts.locked.to_string()),
         (7, counts.clock.to_string()),
         (8, counts.loaded_lines.to_string()),
         (9, counts.stored_lines.to_string()),
@@ -113,6 +125,11 @@ impl Table {
             .collect()
     }
 
+    /// The most instructions that a case may take, if the table limits them.
+    pub(crate) fn most_instructions(&self, case: &Case, api: Api) -> Option<u64> {
+        self.rows.get(&case.key())?[column(INSTRUCTIONS, api)].parse().ok()
+    }
+
     /// The rows that belong to no case, which nothing compares.
     pub(crate) fn without_case(&self, cases: &[Case]) -> Vec<String> {
         let is_known = |key: &String| cases.iter().any(|case| case.key() == *key);
@@ -121,7 +138,7 @@ impl Table {
     }
 
     /// Adds counts to the row of a case, which the first interface makes.
-    pub(crate) fn add(&mut self, case: &Case, api: Api, counts: &Counts) {
+    pub(crate) fn add(&mut self, case: &Case, api: Api, counts: &Counts, instructions: u64) {
         let key = case.key();
         let row = self.rows.entry(key.clone()).or_insert_with(|| {
             let mut row: Vec<String> = key.split(" | ").map(str::to_owned).collect();
@@ -130,6 +147,9 @@ impl Table {
         });
         for (at, counted) in columns(api, counts) {
             row[at] = counted;
+        }
+        if case.is_short() {
+            row[column(INSTRUCTIONS, api)] = ((instructions * (100 + SLACK)).div_ceil(100 * STEP) * STEP).to_string();
         }
     }
 
@@ -167,7 +187,8 @@ counts` writes the figures anew.
 Each row is one operation in the steady state, in which the rank waits for no peer. \"locked\" are
 locked instructions and full fences, \"clock\" are readings of the clock. Lines are cache lines of
 shared memory. Bytes are those of shared memory, of the buffers, and what the system copies. The
-root of a broadcast looks once in eight operations at one line more of each peer.
+root of a broadcast looks once in eight operations at one line more of each peer. The shortest
+operations may take as many instructions as the last columns say, a fifth more than were counted.
 
 At 4 ranks there is no cma all-reduce. It checks its deadline about 20 times; each check takes a
 lock that the failure detector may hold, so the count of locked instructions varies.
