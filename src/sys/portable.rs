@@ -54,7 +54,11 @@ impl Mapping {
         match self.0 {}
     }
 
-    pub(super) fn populate(&self, _: Range<usize>) {
+    pub(super) fn populate(&self, _: Range<usize>) -> io::Result<()> {
+        match self.0 {}
+    }
+
+    pub(super) fn provide(&self, _: Range<usize>) -> io::Result<()> {
         match self.0 {}
     }
 
