@@ -1,6 +1,6 @@
 //! Counts what operations cost on one rank: system calls, locked instructions (of the shortest
-//! operations all instructions), readings of the clock, cache lines and bytes. Compares the counts with `table.md`, so that a regression shows
-//! without a clock.
+//! operations all instructions), readings of the clock, cache lines and bytes. Compares the counts
+//! with `table.md`, so that a regression shows without a clock.
 //!
 //! One rank of a job executes its call step by step (ptrace), and each instruction is decoded. Its
 //! peers run at full speed, and are as far ahead as they can be whenever the rank looks at what

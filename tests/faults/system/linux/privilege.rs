@@ -49,7 +49,10 @@ pub(crate) fn setuid() -> Outcome {
     // The user can reach the program, and can write to the folder.
     std::fs::set_permissions(&folder.0, PermissionsExt::from_mode(0o777)).unwrap();
     let (program, traces) = (folder.0.join("program"), folder.0.join("traces"));
-    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    // By another process: one that is started beside this test would hold the copy open for writing, and Linux starts
+    // no such file.
+    let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap();
+    assert!(copied.success(), "the program cannot be copied");
     std::fs::set_permissions(&program, PermissionsExt::from_mode(0o4755)).unwrap();
     let mut command = configured(Command::new(&program), "privileged", 0, 2, &store, &name);
     command.uid(USER).gid(USER).env("KOLO_TRACE_DIR", &traces).env("KOLO_TOP_DIR", &traces).stderr(Stdio::inherit());

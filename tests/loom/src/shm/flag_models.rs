@@ -15,6 +15,11 @@ struct Member {
     ranks: usize,
 }
 
+/// The same operation in each phase: a slot holds its descriptor from its first use on.
+fn described(phase: u32) -> [u64; 4] {
+    [1, 2, 3, phase.into()]
+}
+
 impl Member {
     fn wait(&mut self, rank: usize, phase: u32) {
         while !self.phases.has_reached(rank, phase) {
@@ -29,7 +34,7 @@ impl Member {
                 self.wait(other, Phases::<Arc<Memory>>::retires(phase));
             }
         }
-        self.phases.announce(phase, phase.into(), &[0; 4], &[self.rank as u64; WORDS]);
+        self.phases.announce(phase, phase.into(), &described(phase), &[self.rank as u64; WORDS]);
         let (slot, word) = (Phases::<Arc<Memory>>::slot(phase), phase.wrapping_mul(10) + self.rank as u32);
         // SAFETY: loom checks that no other rank accesses the slot.
         self.memory.slots[self.rank][slot].with_mut(|to| unsafe { *to = word });
@@ -41,6 +46,7 @@ impl Member {
         self.wait(rank, phase);
         assert_eq!(self.phases.line(rank, phase).fingerprint(), phase.into());
         assert_eq!(self.phases.line(rank, phase).words()[0], rank as u64);
+        assert_eq!(self.phases.line(rank, phase).descriptor(phase), described(phase));
         // SAFETY: loom checks that no rank writes the slot.
         let word = self.memory.slots[rank][Phases::<Arc<Memory>>::slot(phase)].with(|word| unsafe { *word });
         assert_eq!(word, phase.wrapping_mul(10) + rank as u32);
