@@ -228,7 +228,10 @@ impl PairCosts {
     /// hosts that are, unless most are. None if hosts are in several sites: there, slow may be usual.
     pub(crate) fn slow(&self) -> Vec<SlowLink> {
         let least = self.all().map(|link| link.latency).min().unwrap_or(0);
-        if self.all().any(|link| link.latency > (FAR * least).max(least + ALIKE)) {
+        let is_far = |a, b| a != b && self.of(a, b).latency > (FAR * least).max(least + ALIKE);
+        // Where a third host is near both, other work has delayed their messages.
+        let are_apart = |a, b| is_far(a, b) && !(0..self.hosts).any(|third| !is_far(a, third) && !is_far(third, b));
+        if PairCosts::pairs(self.hosts).any(|(a, b)| are_apart(a, b)) {
             return Vec::new();
         }
         let of_host = |host: usize| (0..self.hosts).filter(move |&other| other != host).map(move |other| self.of(host, other));
@@ -324,6 +327,14 @@ mod tests {
             let unusual: Vec<_> = PairCosts::pairs(hosts).filter(|&(a, b)| one.is_unusual(a, b)).collect();
             assert_eq!(unusual, [(1, 2)]);
             assert_eq!(one.slow(), [SlowLink { hosts: vec![1, 2], per_byte: 80_000, usual: 8_000 }]);
+
+            let delayed = PairCost { latency: 20_000_000, ..GOOD };
+            let busy = costs(hosts, |a, b| match (a, b) {
+                (1, 2) => slow,
+                (0, 3) => delayed,
+                _ => GOOD,
+            });
+            assert_eq!(busy.slow(), one.slow());
 
             let far = PairCost { latency: 20_000_000, ..GOOD };
             let sites = costs(hosts, |a, b| if a % 2 == b % 2 { GOOD } else { far });

@@ -72,6 +72,7 @@ impl Core {
         // SAFETY: `words` is borrowed for the call.
         unsafe { self.run_in_order_of_ranks(connecting(info), &call, Algorithm::Binomial, None)? };
         let is_cached = words.iter().all(|&word| word > 0);
+        let mut unconfirmed = Vec::new();
         if !is_cached {
             let until = Instant::now() + ALL_ROUNDS.min(info.timeout / PART_OF_TIMEOUT);
             words.fill(u64::MAX);
@@ -87,19 +88,23 @@ impl Core {
             let met = self.meet(info, &first, &mut words, until, do_meet)?;
             // Other work may have disturbed the only meeting of these pairs. Their time per byte counts as
             // unknown, so that no schedule avoids them and the log does not name them.
-            for ((a, b), words) in PairCosts::pairs(names.len()).zip(words.chunks_exact_mut(WORDS)) {
-                if met != Met::InTime && do_meet(a, b) {
-                    words[1] = u64::MAX;
+            if met != Met::InTime {
+                for ((a, b), words) in PairCosts::pairs(names.len()).zip(words.chunks_exact_mut(WORDS)) {
+                    if do_meet(a, b) {
+                        words[1] = u64::MAX;
+                    }
                 }
+                unconfirmed = unusual;
             }
         }
         let costs = costs_of(&words, names.len());
         if info.rank == 0 {
-            if !is_cached && !is_late {
+            // If some are unconfirmed, the next job measures again.
+            if !is_cached && !is_late && unconfirmed.is_empty() {
                 let measured = pairs.into_iter().zip(PairCosts::pairs(names.len()));
                 cache::keep(measured.map(|(pair, (a, b))| (pair, costs.of(a, b).link(), 0.0)).collect());
             }
-            log(&costs, &names, is_cached);
+            log(&costs, &names, is_cached, unconfirmed.len());
         }
         self.fabric.keep_costs(&first, self.settings.cost_model.model, costs);
         self.follow_measured();
@@ -218,14 +223,14 @@ fn costs_of(words: &[u64], hosts: usize) -> PairCosts {
     costs
 }
 
-/// Says in which order schedules visit the hosts, and which links are slow.
-fn log(costs: &PairCosts, names: &[String], is_cached: bool) {
+/// Says in which order schedules visit the hosts, which links are slow, and of how many that is not certain.
+fn log(costs: &PairCosts, names: &[String], is_cached: bool, unconfirmed: usize) {
     let short: Vec<&str> = names.iter().map(|name| name.split(' ').next().unwrap_or_default()).collect();
     let are_clear = (1..short.len()).all(|at| !short[..at].contains(&short[at]));
     let name = |host: usize| if are_clear { short[host] } else { &names[host] };
     let order = costs.order().map(|order| order.into_iter().map(name).collect::<Vec<_>>().join(", "));
     let order = order.unwrap_or_else(|| "that of ranks".to_owned());
-    crate::log::info!(hosts = names.len(), order, is_cached, "measured each pair of hosts");
+    crate::log::info!(hosts = names.len(), order, is_cached, unconfirmed, "measured each pair of hosts");
     let rate = |per_byte: u64| format!("{:.3} Gb/s", 8e3 / per_byte as f64);
     for slow in costs.slow() {
         let hosts = slow.hosts.iter().map(|&host| name(host)).collect::<Vec<_>>().join(" and ");
