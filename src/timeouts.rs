@@ -216,6 +216,12 @@ pub(crate) const QUERY: Duration = Duration::from_millis(500);
 /// How often the failure detector looks for operations that wait.
 pub(crate) const DETECTOR_LOOK: Duration = Duration::from_millis(50);
 
+/// How long the bytes are on their way of which a rate is computed: shorter, and other work would decide it.
+pub(crate) const RATE: Duration = Duration::from_millis(500);
+
+/// For how long, of the time in which bytes are on their way, a link carries little until it counts as slow.
+pub(crate) const SLOW_LINK: Duration = Duration::from_secs(2);
+
 /// How long an operation waits before its peer is asked, and the first pause before it is asked
 /// again.
 pub(crate) const FIRST_QUERY: Duration = Duration::from_millis(150);

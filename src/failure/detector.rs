@@ -3,7 +3,7 @@
 //! Each process has one thread for this. It asks only the peers for which an operation has been
 //! waiting a while, so it costs nothing while all goes well. It detects what no link shows: a rank
 //! that ended before there was a link, a host that is cut off, and calls that differ while each
-//! side waits for something else.
+//! side waits for something else. It also notices links that carry much less than before.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use super::status::{CommStatus, Posted};
 use crate::error::{Cause, Elsewhere, shown};
 use crate::sys;
 use crate::timeouts::{DETECTOR_LOOK, FIRST_QUERY, LATE_MESSAGES, PEER_OUT_OF_REACH, QUERY, QUERY_PAUSE, SUSPECT};
+use crate::trace::Recording;
 use crate::types::{Descriptor, Rank};
 
 /// The thread. It ends when this is dropped.
@@ -101,6 +102,7 @@ fn look(posted: &Mutex<Posted>, stopped: &Mutex<bool>, cases: &mut Cases) {
         let posted = posted.lock();
         posted.statuses.iter().map(|(&name, status)| (name, status.clone())).collect()
     };
+    Recording::look_at_links(statuses.iter().map(|(_, status)| &*status.recording));
     let mut waiting = Vec::new();
     for ((comm_id, member), status) in statuses {
         let Some(control) = status.control().filter(|_| !status.cancel.is_cancelled()) else { continue };

@@ -98,9 +98,10 @@ fn summary(total: OpTotal, timeline: &Timeline) -> OpSummary {
 }
 
 fn link(total: LinkTotal) -> Link {
-    let LinkTotal { peer, kind, sent, received, lost_rails, connections } = total;
+    let LinkTotal { peer, kind, sent, received, lost_rails, connections, slow } = total;
     let tcp = connections.map(|of| (of.retransmits, Duration::from_micros(of.round_trip)));
-    Link { peer, kind: kind.to_owned(), sent, received, lost_rails, tcp }
+    let slow = slow.map(|slow| (slow.rate as u64, slow.before as u64));
+    Link { peer, kind: kind.to_owned(), sent, received, lost_rails, tcp, slow }
 }
 
 fn shortened(message: &str) -> String {

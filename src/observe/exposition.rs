@@ -90,6 +90,11 @@ fn links(text: &mut Exposition, communicators: &[Communicator]) {
         ("kolo_link_lost_rails_total", "counter", "Rails of links to a peer that failed."),
         ("kolo_link_retransmits_total", "counter", "TCP segments to a peer that were sent again, since the link was opened."),
         ("kolo_link_round_trip_seconds", "gauge", "The smoothed round trip of TCP to a peer."),
+        (
+            "kolo_link_slowdown",
+            "gauge",
+            "How many times as much a link carried before in the same operation; 1 if it is not slow.",
+        ),
     ] {
         text.family(name, kind, help);
         for of in communicators {
@@ -100,7 +105,8 @@ fn links(text: &mut Exposition, communicators: &[Communicator]) {
                     "kolo_link_received_bytes_total" => Some(link.received as f64),
                     "kolo_link_lost_rails_total" => Some(link.lost_rails as f64),
                     "kolo_link_retransmits_total" => link.tcp.map(|(retransmits, _)| retransmits as f64),
-                    _ => link.tcp.map(|(_, round_trip)| round_trip.as_secs_f64()),
+                    "kolo_link_round_trip_seconds" => link.tcp.map(|(_, round_trip)| round_trip.as_secs_f64()),
+                    _ => link.tcp.map(|_| link.slow.map_or(1.0, |(rate, before)| before as f64 / rate.max(1) as f64)),
                 };
                 if let Some(value) = value {
                     text.sample(name, &[("comm", &Id(of.id)), ("peer", peer), ("kind", &link.kind)], value);
@@ -184,6 +190,7 @@ mod tests {
             "kolo_link_lost_rails_total{rank=\"2\",comm=\"0\",peer=\"4\",kind=\"tcp\"} 1",
             "kolo_link_retransmits_total{rank=\"2\",comm=\"0\",peer=\"4\",kind=\"tcp\"} 5",
             "kolo_link_round_trip_seconds{rank=\"2\",comm=\"0\",peer=\"4\",kind=\"tcp\"} 0.00006",
+            "kolo_link_slowdown{rank=\"2\",comm=\"0\",peer=\"4\",kind=\"tcp\"} 4",
         ] {
             assert!(text.lines().any(|other| other == line), "{line} is missing in\n{text}");
         }

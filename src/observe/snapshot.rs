@@ -6,7 +6,7 @@ use crate::types::{DType, Op, Rank};
 use crate::wire::{Reader, Writer};
 
 /// Changes when readers of the former version would misunderstand a snapshot.
-const FORMAT: u64 = 1;
+const FORMAT: u64 = 2;
 
 /// The most communicators that a snapshot has, those with the lowest ids; and the most ranks of one that
 /// are read.
@@ -120,6 +120,9 @@ pub struct Link {
     /// The TCP segments that were sent again, and the round trip; `None` where there is no TCP or
     /// the system does not say.
     pub tcp: Option<(u64, Duration)>,
+    /// What the link carries, in bytes per second, and the most that it carried before in the same operation,
+    /// while that is much more; measured by TCP on Linux.
+    pub slow: Option<(u64, u64)>,
 }
 
 /// The error that ended a communicator.
@@ -209,11 +212,12 @@ impl Communicator {
             write_time(writer.number(*op as u64).number(*begun).number(*bytes), *time);
             writer.number(*failed);
         });
-        writer.list(&self.links, |writer, Link { peer, kind, sent, received, lost_rails, tcp }| {
+        writer.list(&self.links, |writer, Link { peer, kind, sent, received, lost_rails, tcp, slow }| {
             writer.number(*peer as u64).text(kind).number(*sent).number(*received).number(*lost_rails);
             writer.list(tcp.as_slice(), |writer, &(retransmits, round_trip)| {
                 write_time(writer.number(retransmits), round_trip);
             });
+            writer.list(slow.as_slice(), |writer, &(rate, before)| _ = writer.number(rate).number(before));
         });
         writer.list(self.failure.as_slice(), |writer, Failure { message, rank }| {
             writer.text(message).list(rank.as_slice(), |writer, &rank| _ = writer.number(rank as u64));
@@ -262,7 +266,8 @@ impl Communicator {
                 let (peer, kind, sent, received) = (reader.size()?, reader.text()?, reader.number()?, reader.number()?);
                 let lost_rails = reader.number()?;
                 let tcp = reader.list(|reader| Some((reader.number()?, read_time(reader)?)))?.pop();
-                Some(Link { peer, kind, sent, received, lost_rails, tcp })
+                let slow = reader.list(|reader| Some((reader.number()?, reader.number()?)))?.pop();
+                Some(Link { peer, kind, sent, received, lost_rails, tcp, slow })
             })?,
             failure: reader
                 .list(|reader| Some(Failure { message: reader.text()?, rank: reader.list(Reader::size)?.pop() }))?
@@ -299,7 +304,7 @@ pub(super) fn sample() -> Snapshot {
         waits: vec![Wait { peer: 2, age: Duration::from_secs(1), op: Some(Op::AllReduce), seq: 9 }],
         totals: vec![OpSummary { op: Op::AllReduce, begun: 9, bytes: 144, time: Duration::from_micros(30), failed: 1 }],
         links: vec![
-            Link { peer: 0, kind: "shm".to_owned(), sent: 1, received: 2, lost_rails: 0, tcp: None },
+            Link { peer: 0, kind: "shm".to_owned(), sent: 1, received: 2, lost_rails: 0, tcp: None, slow: None },
             Link {
                 peer: 2,
                 kind: "tcp".to_owned(),
@@ -307,6 +312,7 @@ pub(super) fn sample() -> Snapshot {
                 received: 4,
                 lost_rails: 1,
                 tcp: Some((5, Duration::from_micros(60))),
+                slow: Some((7, 28)),
             },
         ],
         failure: Some(Failure { message: "rank 2 \"died\"\n".to_owned(), rank: Some(2) }),

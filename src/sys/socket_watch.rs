@@ -30,6 +30,19 @@ pub(crate) struct SocketInfo {
     pub(crate) quiet: Duration,
     /// Whether the connection is over in both directions.
     pub(crate) is_over: bool,
+    /// `None` before Linux 4.10.
+    pub(crate) flow: Option<Flow>,
+}
+
+/// How fast a connection carries what is written to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Flow {
+    /// Bytes that the peer's system has acknowledged so far.
+    pub(crate) acknowledged: u64,
+    /// How long bytes were on their way so far, without the time in which the peer had no room for more.
+    pub(crate) busy: Duration,
+    /// Whether written bytes wait to be sent: the network, and not the program, limits the rate.
+    pub(crate) is_full: bool,
 }
 
 impl SocketWatch {
@@ -55,18 +68,31 @@ impl SocketWatch {
             const RETRANSMITS: usize = 2 + 23;
             const LEAST_ROUND_TRIP: usize = 2 + 35;
             const LAST_ANSWER: usize = 2 + 12;
+            const ACKNOWLEDGED: usize = 2 + 28;
+            const UNSENT: usize = 2 + 34;
+            const BUSY: usize = 2 + 40;
+            const NO_ROOM: usize = 2 + 42;
             /// The state of a connection that is over.
             const CLOSED: u8 = 7;
-            let mut words = [0u32; LEAST_ROUND_TRIP + 1];
+            let mut words = [0u32; NO_ROOM + 2];
             let mut len = size_of_val(&words) as libc::socklen_t;
             // SAFETY: the system writes at most `len` bytes to `words`, whose bits may have any
             // value. If the descriptor is not that of a TCP connection, it fails.
             let result = unsafe {
                 libc::getsockopt(self.descriptor, libc::IPPROTO_TCP, libc::TCP_INFO, words.as_mut_ptr().cast(), &raw mut len)
             };
-            // The kernel has the last word since 4.6, and fills it with ones until it has measured.
+            // The kernel has the round trip since 4.6, and fills it with ones until it has measured.
             let is_said = |word: usize| result == 0 && len as usize > word * size_of::<u32>();
             let least = Some(words[LEAST_ROUND_TRIP]).filter(|&least| is_said(LEAST_ROUND_TRIP) && least != u32::MAX);
+            let long = |word: usize| {
+                let ([a, b, c, d], [e, f, g, h]) = (words[word].to_ne_bytes(), words[word + 1].to_ne_bytes());
+                u64::from_ne_bytes([a, b, c, d, e, f, g, h])
+            };
+            let flow = is_said(NO_ROOM + 1).then(|| Flow {
+                acknowledged: long(ACKNOWLEDGED),
+                busy: Duration::from_micros(long(BUSY).saturating_sub(long(NO_ROOM))),
+                is_full: words[UNSENT] > 0,
+            });
             let [state, _, again, probes] = words[0].to_ne_bytes();
             is_said(RETRANSMITS).then(|| SocketInfo {
                 retransmits: words[RETRANSMITS].into(),
@@ -75,6 +101,7 @@ impl SocketWatch {
                 unanswered: u32::from(again) + u32::from(probes),
                 quiet: Duration::from_millis(words[LAST_ANSWER].into()),
                 is_over: state == CLOSED,
+                flow,
             })
         }
         #[cfg(any(not(target_os = "linux"), miri))]
@@ -129,6 +156,9 @@ mod tests {
         }
         let held = watch.unacknowledged().unwrap();
         assert!((1..=written).contains(&held), "{held} of {written}");
+        if let Some(flow) = watch.read().unwrap().flow {
+            assert!(flow.is_full && flow.acknowledged > 0 && flow.acknowledged <= written as u64, "{flow:?} of {written}");
+        }
         // What the peer's system has not acknowledged when it resets the connection is lost.
         drop(peer);
         let deadline = std::time::Instant::now() + Duration::from_secs(60);

@@ -2,11 +2,13 @@
 //!
 //! - [`log`] is the ring buffer of one communicator's last operations.
 //! - [`recorder`] holds the logs of one rank.
-//! - [`statistics`] counts the paths on devices, `totals` the operations, `traffic` the bytes of links.
+//! - [`statistics`] counts the paths on devices, `totals` the operations, `traffic` the bytes of links, and
+//!   [`pace`] notices that one has become slow.
 //! - [`dump`] writes them to files, which `kolo trace` reads.
 
 mod dump;
 mod log;
+mod pace;
 mod recorder;
 mod statistics;
 mod totals;

@@ -12,6 +12,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::log::OpLog;
+use super::pace::{Change, Kind, Slow};
 use super::statistics::Counters;
 use super::traffic::LinkTable;
 use crate::error::{Error, Result};
@@ -47,6 +48,43 @@ impl Recording {
             if let Some(&culprit) = error.culprit().and_then(|culprit| self.members.get(culprit)) {
                 self.recorder.tell_launcher(Some(culprit).filter(|&culprit| culprit != self.recorder.who.rank));
             }
+        }
+    }
+
+    /// Looks at what the links of a process carry, and logs which ones have become slow and which have recovered.
+    pub(crate) fn look_at_links<'a>(recordings: impl Iterator<Item = &'a Recording>) {
+        let flows = recordings.flat_map(|recording| recording.links.flows().into_iter().map(move |flow| (recording, flow)));
+        let flows: Vec<_> = flows.collect();
+        // Several links share the interface, and then what each carries depends on the others.
+        let is_alone = flows.iter().filter(|(_, (_, _, flow))| flow.is_full).count() == 1;
+        for (recording, (peer, traffic, flow)) in flows {
+            let kind = if is_alone && flow.is_full { recording.kind() } else { None };
+            if let Some(change) = traffic.look(flow, kind) {
+                recording.log_change(peer, change);
+            }
+        }
+    }
+
+    /// Returns which kind of operation runs. Of several, the first one uses the links.
+    fn kind(&self) -> Option<Kind> {
+        let running = self.history.running(1, &Timeline::up_to_now()).pop()?;
+        Some((running.descriptor.op, running.bytes.max(1).ilog2()))
+    }
+
+    /// Logs that a link has become slow or has recovered.
+    fn log_change(&self, peer: Rank, change: Change) {
+        let host = self.members.get(peer).map_or("", |&rank| &*self.recorder.who.members[rank].host);
+        let shown = |rate: f64| format!("{:.3} Gb/s", 8e-9 * rate);
+        match change {
+            Change::Slow(Slow { rate, before, op }) => crate::log::warn!(
+                peer,
+                host,
+                rate = shown(rate),
+                before = shown(before),
+                during = %op,
+                "a link carries much less than before: check its cable and its switch port, and what else uses it"
+            ),
+            Change::Recovered => crate::log::info!(peer, host, "a link carries again what it did"),
         }
     }
 

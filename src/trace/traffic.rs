@@ -5,8 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::sys::SocketWatch;
+use super::pace::{Change, Kind, Pace, Slow};
+use crate::sys::{Flow, SocketWatch};
 use crate::types::Rank;
+
+/// The most links of a communicator at which one look asks the system: it takes a microsecond for each.
+const MOST_LOOKS: usize = 64;
 
 /// The bytes of one link. The thread that uses the link counts, and any thread may read.
 #[derive(Default)]
@@ -18,6 +22,8 @@ pub(crate) struct Traffic {
     /// The sockets of the link, as long as it is open. Held only while a link opens or closes, and
     /// while the system is asked about a socket.
     sockets: Mutex<Vec<SocketWatch>>,
+    /// What the sockets carry.
+    pace: Mutex<Pace>,
 }
 
 impl Traffic {
@@ -49,6 +55,27 @@ impl Traffic {
         self.lost_rails.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Returns what the sockets carry, unless nothing was written since the last time.
+    fn flow(&self) -> Option<Flow> {
+        if !self.pace.lock().is_due(self.sent.load(Ordering::Relaxed)) {
+            return None;
+        }
+        let flows: Option<Vec<Flow>> = self.sockets.lock().iter().map(|socket| socket.read()?.flow).collect();
+        let flows = flows.filter(|flows| !flows.is_empty())?;
+        // The connections of one link share its bytes.
+        Some(Flow {
+            acknowledged: flows.iter().map(|flow| flow.acknowledged).sum(),
+            busy: flows.iter().map(|flow| flow.busy).max()?,
+            is_full: flows.iter().any(|flow| flow.is_full),
+        })
+    }
+
+    /// Takes what the sockets carry, while an operation of this kind alone uses the network. Returns what has
+    /// changed.
+    pub(super) fn look(&self, flow: Flow, kind: Option<Kind>) -> Option<Change> {
+        self.pace.lock().look(flow, kind)
+    }
+
     /// Forgets the sockets, which the link is about to close.
     pub(crate) fn close(&self) {
         self.sockets.lock().clear();
@@ -65,7 +92,7 @@ pub(crate) struct Connections {
 }
 
 /// What went over the links to one peer so far.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LinkTotal {
     /// The peer in the communicator.
     pub(crate) peer: Rank,
@@ -77,6 +104,8 @@ pub(crate) struct LinkTotal {
     pub(crate) lost_rails: u64,
     /// `None` where the link has no TCP connection, or the system does not say.
     pub(crate) connections: Option<Connections>,
+    /// What it carries, if that is much less than before.
+    pub(crate) slow: Option<Slow>,
 }
 
 /// The links of one communicator.
@@ -88,7 +117,7 @@ impl LinkTable {
     /// peer.
     pub(crate) fn opened(&self, peer: Rank, kind: &'static str, traffic: Arc<Traffic>) {
         let mut links = self.0.lock();
-        let mut past = LinkTotal { peer, kind, sent: 0, received: 0, lost_rails: 0, connections: None };
+        let mut past = LinkTotal { peer, kind, sent: 0, received: 0, lost_rails: 0, connections: None, slow: None };
         if let Some(at) = links.iter().position(|(link, _)| link.peer == peer) {
             let (before, counted) = links.swap_remove(at);
             past.sent = before.sent + counted.sent.load(Ordering::Relaxed);
@@ -96,6 +125,13 @@ impl LinkTable {
             past.lost_rails = before.lost_rails + counted.lost_rails.load(Ordering::Relaxed);
         }
         links.push((past, traffic));
+    }
+
+    /// Returns what the links carry over which anything was written lately.
+    pub(super) fn flows(&self) -> Vec<(Rank, Arc<Traffic>, Flow)> {
+        let links = self.0.lock().clone();
+        let flow = |(link, traffic): (LinkTotal, Arc<Traffic>)| traffic.flow().map(|flow| (link.peer, traffic, flow));
+        links.into_iter().filter_map(flow).take(MOST_LOOKS).collect()
     }
 
     /// Returns what went over each link, by peer, for at most `most` of them.
@@ -111,7 +147,8 @@ impl LinkTable {
             });
             let (sent, received) = (traffic.sent.load(Ordering::Relaxed), traffic.received.load(Ordering::Relaxed));
             let lost_rails = past.lost_rails + traffic.lost_rails.load(Ordering::Relaxed);
-            LinkTotal { sent: past.sent + sent, received: past.received + received, lost_rails, connections, ..past }
+            let slow = traffic.pace.lock().slow();
+            LinkTotal { sent: past.sent + sent, received: past.received + received, lost_rails, connections, slow, ..past }
         };
         links.into_iter().map(total).collect()
     }
@@ -134,8 +171,15 @@ mod tests {
         links.opened(3, "tcp", second.clone());
         second.sent(5);
         second.lost_rail();
-        let link =
-            |peer, kind, sent, received, lost_rails| LinkTotal { peer, kind, sent, received, lost_rails, connections: None };
+        let link = |peer, kind, sent, received, lost_rails| LinkTotal {
+            peer,
+            kind,
+            sent,
+            received,
+            lost_rails,
+            connections: None,
+            slow: None,
+        };
         assert_eq!(links.read(9), [link(1, "shm", 0, 0, 0), link(3, "tcp", 15, 4, 2)]);
         assert_eq!(links.read(1), [link(1, "shm", 0, 0, 0)]);
     }

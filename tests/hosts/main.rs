@@ -18,6 +18,8 @@ mod rails;
 #[path = "../common/runner.rs"]
 mod runner;
 #[cfg(target_os = "linux")]
+mod slow;
+#[cfg(target_os = "linux")]
 mod tests;
 
 #[cfg(not(target_os = "linux"))]
@@ -32,6 +34,7 @@ fn main() -> std::process::ExitCode {
         Ok(worker) if worker == "sums" => link::summing_rank(),
         Ok(worker) if worker == "loopback" => loopback::rank(),
         Ok(worker) if worker == "rails" => rails::rank(),
+        Ok(worker) if worker == "slow" => slow::rank(),
         Ok(_) => link::rank(),
         Err(_) => runner::run(tests::TESTS, tests::AT_ONCE),
     }

@@ -26,6 +26,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("six_hosts_in_three_racks", || racks("6", "1", &[("RACKS", "3")])),
     ("the_first_rail_fails", || if all() { a_rail_fails("eth0") } else { Left }),
     ("a_slow_link_between_two_hosts", a_slow_link),
+    ("a_link_that_becomes_slow", a_link_becomes_slow),
     ("a_rail_is_down_from_the_start", a_rail_is_down),
     ("rails_share_by_speed", || if all() { rails_share_by_speed() } else { Left }),
     ("a_stranger_listens_at_the_loopback_address_of_a_rank", || loopback("1", "1")),
@@ -172,6 +173,27 @@ fn a_slow_link() -> Outcome {
     assert_eq!(order, first);
     assert!(bytes < crate::link::SUMMED / 10, "{bytes} B passed the slow link");
     Passed(format!("{order}; {bytes} B on the slow link"))
+}
+
+/// A link becomes slow while a job runs: the log and the metrics name it until it carries again what it did.
+fn a_link_becomes_slow() -> Outcome {
+    let folder = std::env::temp_dir().join(format!("kolo-slow-{}", std::process::id()));
+    let metrics = format!("unix:{}/{{rank}}", folder.display());
+    let of_ranks = [("KOLO_TEST_WORKER", "slow"), ("KOLO_METRICS", &*metrics), ("KOLO_LOG", "info")];
+    let of_bed = [("RATE", crate::slow::RATE), ("NETWORK", "10.213.200")];
+    match Bed::new("3", &[&of_ranks[..], &of_bed].concat()) {
+        Ok(bed) => {
+            std::fs::create_dir(&folder).unwrap();
+            let said = bed.start("1", &[]);
+            std::fs::remove_dir_all(folder).unwrap();
+            let (named, logged) = (said.lines().last().unwrap(), |what| said.lines().any(|line| line.contains(what)));
+            assert!(named.contains(r#"comm="0",peer="1",kind="tcp""#), "{said}");
+            assert!(logged("a link carries much less than before: check its cable"), "{said}");
+            assert!(logged("a link carries again what it did"), "{said}");
+            Passed(named.to_owned())
+        }
+        Err(why) => NotRun(why),
+    }
 }
 
 /// Hosts that have no IPv4 address.

@@ -24,7 +24,7 @@ pub(super) enum Style {
 /// A line, in pieces.
 pub(super) type Line = Vec<(Style, String)>;
 
-/// The most links that are shown, the busiest ones.
+/// The most links that are shown: those that have become slow, and the busiest ones.
 const MOST_LINKS: usize = 16;
 
 /// Returns the lines as text alone.
@@ -212,8 +212,8 @@ fn links(view: &View, width: usize, lines: &mut Vec<Line>) {
     let link = |&(rank, at): &(usize, usize)| -> &Link { &view.ranks[rank].links[at] };
     let total = order.len();
     order.sort_by(|one, other| {
-        let rate = |at| link(at).sent_per_s.unwrap_or_default();
-        rate(other).total_cmp(&rate(one))
+        let urgency = |at| (link(at).slow.is_some(), link(at).sent_per_s.unwrap_or_default());
+        urgency(other).partial_cmp(&urgency(one)).expect("rates are numbers")
     });
     order.truncate(MOST_LINKS);
     order.sort_unstable();
@@ -222,7 +222,7 @@ fn links(view: &View, width: usize, lines: &mut Vec<Line>) {
     let titles = ["from", "to", "kind", "sent/s", "received/s", "round trip", "retransmits"];
     lines.push(vec![(Style::Faint, link_columns(&titles, width))]);
     for at in &order {
-        let Link { peer, kind, sent_per_s, received_per_s, retransmits, round_trip_s, .. } = link(at);
+        let Link { peer, kind, sent_per_s, received_per_s, retransmits, round_trip_s, slow, .. } = link(at);
         let rate = |rate: &Option<f64>| rate.map_or("-".to_owned(), |rate| show_bytes(rate as u64));
         let cells = [
             &*at.0.to_string(),
@@ -233,7 +233,14 @@ fn links(view: &View, width: usize, lines: &mut Vec<Line>) {
             &*round_trip_s.map_or("-".to_owned(), show_seconds),
             &*retransmits.map_or("-".to_owned(), |count| count.to_string()),
         ];
-        lines.push(vec![(Style::Plain, link_columns(&cells, width))]);
+        let style = if slow.is_some() { Style::Bad } else { Style::Plain };
+        lines.push(vec![(style, link_columns(&cells, width))]);
+    }
+    for at in &order {
+        let Link { peer, slow: Some(slow), .. } = link(at) else { continue };
+        let (now, before) = (show_bytes(slow.bytes_per_s), show_bytes(slow.before_bytes_per_s));
+        let text = format!("  {} to {peer} carries {now}/s, before {before}/s: check cable and switch port", at.0);
+        lines.push(vec![(Style::Bad, text)]);
     }
     if total > order.len() {
         lines.push(vec![(Style::Faint, format!("  and {} that sent less", count(total - order.len(), "link")))]);
@@ -304,6 +311,27 @@ mod tests {
         assert!(text.contains("all_reduce #7 float32 25 MiB") || text.contains("all_reduce #7 f32 25 MiB"), "{text}");
         let row = text.lines().find(|line| line.contains("tcp")).unwrap();
         assert_eq!(row.split_whitespace().collect::<Vec<_>>(), ["0", "1", "tcp", "-", "-", "180.0", "us", "2"]);
+    }
+
+    #[test]
+    fn links_that_have_become_slow_are_shown_among_many() {
+        let mut state = state(2);
+        let now = Instant::now();
+        for (rank, slow) in [(0, None), (1, Some((2 << 20, 100 << 20)))] {
+            // At one moment after the other, so that there are rates.
+            for second in [1, 2] {
+                let mut links: Vec<_> = (0..MOST_LINKS).map(|at| link(0, "tcp", (second * (2 + at as u64)) << 20, 0)).collect();
+                links[0].sent = second;
+                links[0].slow = slow;
+                let seen = snapshot(rank, vec![Communicator { links, ..comm(rank, 2, 7, vec![]) }]);
+                state.hear(rank, now + Duration::from_secs(second), Ok(seen));
+            }
+        }
+        let view = View::new(&state, now + Duration::from_secs(2));
+        let shown = lines(&view, 80);
+        let bad: Vec<&String> = shown.iter().flatten().filter(|(style, _)| *style == Style::Bad).map(|(_, text)| text).collect();
+        assert_eq!(bad.len(), 2, "{bad:?}");
+        assert_eq!(bad[1], "  1 to 0 carries 2 MiB/s, before 100 MiB/s: check cable and switch port");
     }
 
     #[test]

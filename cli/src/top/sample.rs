@@ -43,5 +43,5 @@ pub(super) fn totals(begun: u64) -> Vec<OpSummary> {
 
 pub(super) fn link(peer: usize, kind: &str, bytes: u64, retransmits: u64) -> Link {
     let tcp = (kind == "tcp").then_some((retransmits, Duration::from_micros(180)));
-    Link { peer, kind: kind.to_owned(), sent: bytes, received: bytes - bytes / 9, lost_rails: 0, tcp }
+    Link { peer, kind: kind.to_owned(), sent: bytes, received: bytes - bytes / 9, lost_rails: 0, tcp, slow: None }
 }

@@ -127,6 +127,14 @@ pub(super) struct Link {
     lost_rails: u64,
     pub(super) retransmits: Option<u64>,
     pub(super) round_trip_s: Option<f64>,
+    pub(super) slow: Option<Slow>,
+}
+
+/// What a link carries that carried much more before in the same operation.
+#[derive(Debug, Serialize)]
+pub(super) struct Slow {
+    pub(super) bytes_per_s: u64,
+    pub(super) before_bytes_per_s: u64,
 }
 
 /// A rank that keeps others waiting.
@@ -328,6 +336,7 @@ fn links(known: &Known) -> Vec<Link> {
                 lost_rails: link.lost_rails,
                 retransmits: link.tcp.map(|(retransmits, _)| retransmits),
                 round_trip_s: link.tcp.map(|(_, round_trip)| round_trip.as_secs_f64()),
+                slow: link.slow.map(|(bytes_per_s, before_bytes_per_s)| Slow { bytes_per_s, before_bytes_per_s }),
             });
         }
     }
