@@ -4,6 +4,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
+use super::inquiry::Inquiry;
 use super::repeated::LastCalls;
 use crate::call::Call;
 use crate::config::{SharedSettings, Transport};
@@ -12,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::network::fabric::Fabric;
 use crate::network::topology::HostOrder;
 use crate::schedule::Algorithm;
+use crate::schedule::order::{ORDERED, PairCosts};
 use crate::schedule::select::{Choice, Layout, has_window, select};
 use crate::shm::Window;
 use crate::sys::{Patience, Waker};
@@ -30,6 +32,8 @@ pub(crate) struct Core {
     pub(super) racks: Arc<[usize]>,
     /// All ranks in the order of their hosts, if that is another one than theirs.
     pub(super) order: Option<Arc<[Rank]>>,
+    /// When the ranks ask each other next whether a link has changed, if the order follows what was measured.
+    pub(super) inquiry: Option<Inquiry>,
     /// The last choice, and for what it was made.
     chosen: Option<(Op, u64, Choice)>,
     /// The last short calls, which need not be checked again.
@@ -74,6 +78,7 @@ impl Core {
             first_on_host: first.into(),
             racks: by_rack.map_or_else(Vec::new, |by_rack| by_rack.racks).into(),
             order: None,
+            inquiry: None,
             recording: fabric.recording().clone(),
             fabric,
             settings,
@@ -103,6 +108,16 @@ impl Core {
         self.settings.cost_model.model = costs.model(between.model, between.costs.of(0, 1), &order);
         let first: Vec<Rank> = order.iter().map(|&host| self.first_on_host[host]).collect();
         self.visit(first);
+        self.chosen = None;
+        self.inquiry = ORDERED.contains(&hosts.len()).then(|| Inquiry::new(costs.link_of_ring(&order)));
+    }
+
+    /// Visits hosts in the order that is best by these costs between them. `first` are their lowest ranks.
+    pub(super) fn follow(&mut self, first: &[Rank], costs: &PairCosts) {
+        let Some((between, _)) = self.fabric.costs_between(first) else { return };
+        let order = costs.order().unwrap_or_else(|| (0..first.len()).collect());
+        self.settings.cost_model.model = costs.model(between.model, between.costs.of(0, 1), &order);
+        self.visit(order.into_iter().map(|host| first[host]).collect());
         self.chosen = None;
     }
 

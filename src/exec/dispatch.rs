@@ -61,6 +61,9 @@ impl Core {
             }
             return Ok(());
         };
+        if algorithm != Algorithm::Window && self.inquiry.is_some() {
+            self.inquire(context, call)?;
+        }
         // SAFETY: passed on.
         unsafe {
             let result = match (algorithm, between) {

@@ -140,6 +140,13 @@ impl PairCosts {
         links.fold(RingCost { per_byte: 0, latency: 0 }, add)
     }
 
+    /// Returns what a link of a ring that visits the hosts in this order costs: the mean latency, and the time
+    /// per byte of the slowest.
+    pub(crate) fn link_of_ring(&self, order: &[usize]) -> PairCost {
+        let RingCost { per_byte, latency } = self.ring(order);
+        PairCost { latency: latency / self.hosts as u64, per_byte }
+    }
+
     /// Returns the best order of the hosts, or `None` if it gains nothing over the order in which they are.
     pub(crate) fn order(&self) -> Option<Vec<usize>> {
         // The search takes time and memory.
@@ -208,8 +215,8 @@ impl PairCosts {
         };
         let worst = |cost: fn(&PairCost) -> u64| self.all().map(|link| cost(&link)).max().unwrap_or(0);
         let network = of(worst(|link| link.latency), worst(|link| link.per_byte));
-        let ring = self.ring(order);
-        let ring = of(ring.latency / self.hosts as u64, ring.per_byte);
+        let ring = self.link_of_ring(order);
+        let ring = of(ring.latency, ring.per_byte);
         CostModel { network, ring: Some(ring).filter(|ring| *ring != network), ..model }.with_uplink(network)
     }
 

@@ -21,8 +21,16 @@ const FAST: f64 = 1.5;
 /// The operations in which a rank sends to one other at a time.
 const IN_TURN: [Op; 5] = [Op::AllReduce, Op::ReduceScatter, Op::AllGather, Op::Broadcast, Op::Reduce];
 
+/// The bytes of an operation from which on it can have bytes wait at a link.
+const LONG: u64 = 64 << 10;
+
 /// An operation, and the binary logarithm of its bytes.
 pub(super) type Kind = (Op, u32);
+
+/// Returns the kind of an operation, if it can have bytes wait.
+pub(super) fn kind(op: Op, bytes: u64) -> Option<Kind> {
+    (bytes >= LONG).then(|| (op, bytes.ilog2()))
+}
 
 /// What a link carries, in bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,9 +78,10 @@ impl Pace {
         std::mem::replace(&mut self.written, written) != written || self.last.is_some()
     }
 
-    /// Takes what the system says now, while an operation of this kind alone uses the network. Returns what has
-    /// changed.
+    /// Takes what the system says now. `kind` is that of the last operation; `None` if it was a short one, and
+    /// then bytes that wait are those of an operation before it. Returns what has changed.
     pub(super) fn look(&mut self, flow: Flow, kind: Option<Kind>) -> Option<Change> {
+        let kind = kind.or(self.last.map(|(_, kind)| kind));
         let now = kind.filter(|&(op, _)| flow.is_full && IN_TURN.contains(&op)).map(|kind| (flow, kind));
         let (before, kind) = std::mem::replace(&mut self.last, now)?;
         now.filter(|(_, other)| *other == kind)?;
@@ -170,7 +179,26 @@ mod tests {
         }
     }
 
-    /// The program decides the rate where nothing waits to be sent, where none of its operations runs, or
+    /// A system buffers what a long operation has written. It leaves while the next, short ones run.
+    #[test]
+    fn bytes_that_wait_are_those_of_the_last_long_operation() {
+        assert_eq!((kind(Op::AllReduce, 8), kind(LARGE.0, 16 << 20)), (None, Some(LARGE)));
+        let mut link = Link::default();
+        assert_eq!(link.carry(LARGE, 120_000_000, 3), []);
+        let mut changes = Vec::new();
+        for _ in 0..10 {
+            link.pace.look(Flow { is_full: true, ..link.flow }, Some(LARGE));
+            for _ in 0..10 {
+                link.flow.acknowledged += 600_000;
+                link.flow.busy += Duration::from_millis(50);
+                changes.extend(link.pace.look(Flow { is_full: true, ..link.flow }, None));
+            }
+            link.pace.look(link.flow, None);
+        }
+        assert!(matches!(changes[..], [Change::Slow(_)]), "{changes:?}");
+    }
+
+    /// The program decides the rate where nothing waits to be sent, where none of its operations has run, or
     /// where the operation has changed.
     #[test]
     fn time_in_which_the_network_does_not_decide_does_not_count() {

@@ -6,19 +6,20 @@
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use parking_lot::Mutex;
 
 use super::log::OpLog;
-use super::pace::{Change, Kind, Slow};
+use super::pace::{self, Change, Kind, Slow};
 use super::statistics::Counters;
 use super::traffic::LinkTable;
 use crate::error::{Error, Result};
 use crate::schedule::Algorithm;
 use crate::schedule::select::Choice;
-use crate::sys::{self, NotOpened, Timeline};
+use crate::sys::{self, Flow, NotOpened, Timeline};
 use crate::timeouts::FILE_SYSTEM;
 use crate::types::{Member, Rank};
 
@@ -35,6 +36,8 @@ pub(crate) struct Recording {
     pub(crate) links: Arc<LinkTable>,
     /// The error that ended the communicator, and the rank that it names.
     pub(super) failure: OnceLock<(String, Option<Rank>)>,
+    /// Whether a link has become slow or has recovered since the communicator asked.
+    has_changed: AtomicBool,
     recorder: Arc<Recorder>,
 }
 
@@ -58,17 +61,24 @@ impl Recording {
         // Several links share the interface, and then what each carries depends on the others.
         let is_alone = flows.iter().filter(|(_, (_, _, flow))| flow.is_full).count() == 1;
         for (recording, (peer, traffic, flow)) in flows {
-            let kind = if is_alone && flow.is_full { recording.kind() } else { None };
-            if let Some(change) = traffic.look(flow, kind) {
+            let is_full = flow.is_full && is_alone;
+            let kind = if is_full { recording.kind() } else { None };
+            if let Some(change) = traffic.look(Flow { is_full, ..flow }, kind) {
                 recording.log_change(peer, change);
+                recording.has_changed.store(true, Ordering::Relaxed);
             }
         }
     }
 
-    /// Returns which kind of operation runs. Of several, the first one uses the links.
+    /// Returns whether a link has become slow or has recovered since the last time.
+    pub(crate) fn take_change(&self) -> bool {
+        self.has_changed.swap(false, Ordering::Relaxed)
+    }
+
+    /// Returns the kind of the last operation, if it was a long one.
     fn kind(&self) -> Option<Kind> {
-        let running = self.history.running(1, &Timeline::up_to_now()).pop()?;
-        Some((running.descriptor.op, running.bytes.max(1).ilog2()))
+        let last = self.history.last(&Timeline::up_to_now())?;
+        pace::kind(last.descriptor.op, last.bytes)
     }
 
     /// Logs that a link has become slow or has recovered.
@@ -153,7 +163,9 @@ impl Recorder {
     pub(crate) fn open(self: &Arc<Self>, comm_id: u64, rank: Rank, members: Arc<[Rank]>) -> Arc<Recording> {
         let (history, failure) = (OpLog::default(), OnceLock::new());
         let (counters, links) = (Counters::default(), Arc::default());
-        let recording = Arc::new(Recording { comm_id, rank, members, history, counters, links, failure, recorder: self.clone() });
+        let (has_changed, recorder) = (AtomicBool::new(false), self.clone());
+        let recording = Recording { comm_id, rank, members, history, counters, links, failure, has_changed, recorder };
+        let recording = Arc::new(recording);
         let mut recordings = self.recordings.lock();
         recordings.retain(|other| other.strong_count() > 0);
         recordings.push(Arc::downgrade(&recording));

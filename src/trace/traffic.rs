@@ -70,8 +70,7 @@ impl Traffic {
         })
     }
 
-    /// Takes what the sockets carry, while an operation of this kind alone uses the network. Returns what has
-    /// changed.
+    /// Takes what the sockets carry, as [`Pace::look`]. Returns what has changed.
     pub(super) fn look(&self, flow: Flow, kind: Option<Kind>) -> Option<Change> {
         self.pace.lock().look(flow, kind)
     }

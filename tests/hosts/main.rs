@@ -35,6 +35,7 @@ fn main() -> std::process::ExitCode {
         Ok(worker) if worker == "loopback" => loopback::rank(),
         Ok(worker) if worker == "rails" => rails::rank(),
         Ok(worker) if worker == "slow" => slow::rank(),
+        Ok(worker) if worker == "avoiding" => slow::avoiding_rank(),
         Ok(_) => link::rank(),
         Err(_) => runner::run(tests::TESTS, tests::AT_ONCE),
     }

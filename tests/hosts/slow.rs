@@ -1,4 +1,4 @@
-//! A rank of a job in which one link becomes slow, and recovers.
+//! Ranks of jobs in which one link becomes slow.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,11 +9,12 @@ use kolo::{Communicator, ReduceOp};
 
 use crate::link::counters;
 
-/// Elements of a sum: a good part of a second over the link.
+/// Elements of a sum, and its bytes: a good part of a second over the link.
 const LEN: usize = 1 << 20;
+const SUM: u64 = 4 * LEN as u64;
 
-/// Bytes that rank 0 sends before its link becomes slow: more than a second.
-const BEFORE: u64 = 30 << 20;
+/// Bytes that pass the link before it becomes slow: some seconds.
+const BEFORE: u64 = 80 << 20;
 
 /// How long to wait for what has to happen.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -21,6 +22,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The rate of the link before, and while it is slow.
 pub(crate) const RATE: &str = "200mbit";
 const SLOW: &str = "20mbit";
+
+/// The rate of a pair of hosts, while it is slow.
+const SLOW_PAIR: &str = "40mbit";
 
 /// What all ranks wait for next.
 #[derive(Clone, Copy, PartialEq)]
@@ -31,12 +35,13 @@ enum Phase {
     Done,
 }
 
+/// A rank of which a link becomes slow, and recovers.
 pub(crate) fn rank() -> ExitCode {
     let comm = Communicator::from_env().unwrap();
     let (mut phase, mut named) = (Phase::Fast, String::new());
     let began = Instant::now();
     while phase != Phase::Done {
-        comm.all_reduce(&mut vec![1f32; LEN], ReduceOp::Sum).unwrap();
+        sum(&comm);
         if comm.rank() == 0 {
             assert!(began.elapsed() < PATIENCE, "{}", metrics());
             let slow: Vec<String> = slow_links();
@@ -62,6 +67,56 @@ pub(crate) fn rank() -> ExitCode {
     }
     print!("{named}");
     ExitCode::SUCCESS
+}
+
+/// A rank of four. The link between ranks 1 and 2 becomes slow, and then the sums go around it.
+pub(crate) fn avoiding_rank() -> ExitCode {
+    let comm = Communicator::from_env().unwrap();
+    let neighbour = [None, Some(2), Some(1), None][comm.rank()];
+    let (mut is_slow, mut before) = (false, 0);
+    let began = Instant::now();
+    loop {
+        assert!(began.elapsed() < PATIENCE, "the sums use the slow link");
+        sum(&comm);
+        // Of a ring, one of the two sends to the other.
+        let mut passed = [neighbour.map_or(0, sent_to)];
+        comm.all_reduce(&mut passed, ReduceOp::Sum).unwrap();
+        match passed[0] {
+            now if !is_slow && now > BEFORE => {
+                is_slow = true;
+                neighbour.inspect(|&host| limit_pair(host, SLOW_PAIR));
+            }
+            now if is_slow && now - before < SUM / 10 => return ExitCode::SUCCESS,
+            _ => {}
+        }
+        before = passed[0];
+    }
+}
+
+fn sum(comm: &Communicator) {
+    let mut sum = vec![1f32; LEN];
+    comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+    assert!(sum.iter().all(|&sum| sum == comm.world_size() as f32));
+}
+
+/// The class of what this host sends to another one; see `bed.sh`.
+fn class(host: usize) -> String {
+    format!("1:{}", host + 2)
+}
+
+/// Limits what this host sends to another one.
+fn limit_pair(host: usize, rate: &str) {
+    let class = ["class", "change", "dev", "eth0", "parent", "1:", "classid", &class(host), "htb", "rate", rate];
+    let changed = Command::new("tc").args(class).args(["burst", "128kb", "quantum", "60000"]).status().unwrap();
+    assert!(changed.success(), "cannot limit what goes to host {host} to {rate}");
+}
+
+/// Returns the bytes that this host has sent to another one.
+fn sent_to(host: usize) -> u64 {
+    let shown = Command::new("tc").args(["-s", "class", "show", "dev", "eth0", "classid", &class(host)]).output().unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    let sent = shown.lines().find_map(|line| line.trim().strip_prefix("Sent ")?.split(' ').next());
+    sent.and_then(|sent| sent.parse().ok()).unwrap_or_else(|| panic!("{shown}"))
 }
 
 /// Limits what this host sends.

@@ -27,6 +27,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("the_first_rail_fails", || if all() { a_rail_fails("eth0") } else { Left }),
     ("a_slow_link_between_two_hosts", a_slow_link),
     ("a_link_that_becomes_slow", a_link_becomes_slow),
+    ("hosts_that_go_around_a_link_that_becomes_slow", hosts_go_around),
     ("a_rail_is_down_from_the_start", a_rail_is_down),
     ("rails_share_by_speed", || if all() { rails_share_by_speed() } else { Left }),
     ("a_stranger_listens_at_the_loopback_address_of_a_rank", || loopback("1", "1")),
@@ -194,6 +195,24 @@ fn a_link_becomes_slow() -> Outcome {
         }
         Err(why) => NotRun(why),
     }
+}
+
+/// The link of two hosts becomes slow while a job runs: schedules visit the hosts in another order then.
+fn hosts_go_around() -> Outcome {
+    let pair = format!("1-2:{}", crate::slow::RATE);
+    let of_ranks = [("KOLO_TEST_WORKER", "avoiding"), ("KOLO_ALGORITHM", "ring"), ("KOLO_LOG", "info")];
+    let of_bed = [("RATE", crate::slow::RATE), ("SLOW", &*pair), ("NETWORK", "10.213.220")];
+    let mut bed = match Bed::new("4", &[&of_ranks[..], &of_bed].concat()) {
+        Ok(bed) => bed,
+        Err(why) => return NotRun(why),
+    };
+    bed.is_measured = true;
+    let cache = std::env::temp_dir().join(&bed.name);
+    let said = bed.start("1", &[("KOLO_CACHE_DIR", cache.to_str().unwrap())]);
+    _ = std::fs::remove_dir_all(cache);
+    let measured: Vec<&str> = said.lines().filter(|line| line.contains("measured each pair of hosts")).collect();
+    let [_, .., last] = measured[..] else { panic!("the hosts measure twice: {said}") };
+    Passed(last.split('"').nth(1).unwrap_or_default().to_owned())
 }
 
 /// Hosts that have no IPv4 address.

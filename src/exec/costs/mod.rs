@@ -3,9 +3,11 @@
 //! rank 0 and the first rank of another host, or with a topology two hosts of one rack, and then two
 //! of different racks. The measuring rank keeps the result on its machine's disk ([`cache`]): the next
 //! job on these hosts takes it from there, chooses the same algorithms and so gets the same bits.
-//! Without a topology, each two of a few hosts measure what messages between them cost ([`pairs`]).
+//! Without a topology, each two of a few hosts measure what messages between them cost ([`pairs`]), again
+//! when a link changes ([`change`]).
 
 pub(crate) mod cache;
+mod change;
 mod pairs;
 
 use std::time::{Duration, Instant};

@@ -13,7 +13,7 @@ use crate::buffer::RawSliceMut;
 use crate::call::Call;
 use crate::error::Result;
 use crate::exec::core::Core;
-use crate::failure::CommInfo;
+use crate::failure::{CommInfo, OpContext};
 use crate::schedule::Algorithm;
 use crate::schedule::order::{ORDERED, PairCost, PairCosts, opponent, rounds};
 use crate::schedule::select::LinkCost;
@@ -48,20 +48,12 @@ impl Core {
     /// on several hosts.
     pub(super) fn measure_pairs(&mut self, info: &CommInfo) -> Result<()> {
         let first = self.first_on_host.clone();
-        let names: Option<Vec<String>> = first.iter().map(|&rank| self.fabric.address_on_network(rank)).collect();
-        let Some(names) = names else { return Ok(()) };
-        // Those with one address are on one machine, whatever their names are, and have no links.
-        let addresses: Vec<&str> = names.iter().filter_map(|name| name.rsplit(' ').next()).collect();
-        let are_apart = (1..addresses.len()).all(|at| !addresses[..at].contains(&addresses[at]));
-        if !are_apart || !self.racks.is_empty() || !ORDERED.contains(&names.len()) {
-            return Ok(());
-        }
-        let pair = |(a, b): (usize, usize)| Pair::new(&names[a], &names[b], self.fabric.kind_of_links(first[b]), PairClass::Pair);
-        let pairs: Vec<Pair> = PairCosts::pairs(names.len()).map(pair).collect();
-        let mut words = vec![0u64; WORDS * pairs.len()];
+        let Some(names) = self.names_of(&first) else { return Ok(()) };
+        let context = connecting(info);
+        let mut words = vec![0u64; WORDS * PairCosts::pairs(names.len()).count()];
         let mut is_late = false;
         if info.rank == 0 {
-            let found = cache::look_up(pairs.clone());
+            let found = cache::look_up(self.cached_pairs(&first, &names));
             is_late = found.is_none();
             for (words, known) in words.chunks_exact_mut(WORDS).zip(found.into_iter().flatten()) {
                 let PairCost { latency, per_byte } = known.map_or(PairCost::default(), |known| PairCost::of(known.network));
@@ -70,58 +62,113 @@ impl Core {
         }
         let call = Call::in_place(Op::Broadcast, DType::U64, RawSliceMut::of(&mut words));
         // SAFETY: `words` is borrowed for the call.
-        unsafe { self.run_in_order_of_ranks(connecting(info), &call, Algorithm::Binomial, None)? };
-        let is_cached = words.iter().all(|&word| word > 0);
-        let mut unconfirmed = Vec::new();
-        if !is_cached {
-            let until = Instant::now() + ALL_ROUNDS.min(info.timeout / PART_OF_TIMEOUT);
-            words.fill(u64::MAX);
-            if let Met::Some = self.meet(info, &first, &mut words, until, |_, _| true)? {
-                if info.rank == 0 {
-                    crate::log::info!(hosts = names.len(), "the hosts are too far apart to measure each pair of them");
-                }
-                return Ok(());
+        unsafe { self.run_in_order_of_ranks(context.clone(), &call, Algorithm::Binomial, None)? };
+        let costs = if words.iter().all(|&word| word > 0) {
+            let costs = costs_of(&words, names.len());
+            if info.rank == 0 {
+                log(&costs, &names, true, 0);
             }
-            let seen = costs_of(&words, names.len());
-            let unusual: Vec<_> = PairCosts::pairs(names.len()).filter(|&(a, b)| seen.is_unusual(a, b)).collect();
-            let do_meet = |a: usize, b: usize| unusual.contains(&(a.min(b), a.max(b)));
-            let met = self.meet(info, &first, &mut words, until, do_meet)?;
-            // Other work may have disturbed the only meeting of these pairs. Their time per byte counts as
-            // unknown, so that no schedule avoids them and the log does not name them.
-            if met != Met::InTime {
-                for ((a, b), words) in PairCosts::pairs(names.len()).zip(words.chunks_exact_mut(WORDS)) {
-                    if do_meet(a, b) {
-                        words[1] = u64::MAX;
-                    }
-                }
-                unconfirmed = unusual;
-            }
-        }
-        let costs = costs_of(&words, names.len());
-        if info.rank == 0 {
-            // If some are unconfirmed, the next job measures again.
-            if !is_cached && !is_late && unconfirmed.is_empty() {
-                let measured = pairs.into_iter().zip(PairCosts::pairs(names.len()));
-                cache::keep(measured.map(|(pair, (a, b))| (pair, costs.of(a, b).link(), 0.0)).collect());
-            }
-            log(&costs, &names, is_cached, unconfirmed.len());
-        }
+            costs
+        } else {
+            let most = ALL_ROUNDS.min(info.timeout / PART_OF_TIMEOUT);
+            let Some((costs, _)) = self.meet_all(&context, &first, &names, most, !is_late)? else { return Ok(()) };
+            costs
+        };
         self.fabric.keep_costs(&first, self.settings.cost_model.model, costs);
         self.follow_measured();
         Ok(())
+    }
+
+    /// Measures each pair of hosts again, because a link has changed, and visits the hosts in the order that is
+    /// best now. All ranks call this together, in a call whose timeout is at least `timeout` on all of them.
+    /// Returns whether all that was found is certain.
+    #[cold]
+    pub(super) fn measure_pairs_again(&mut self, context: &OpContext<'_>, timeout: Duration) -> Result<bool> {
+        let mut first = self.first_on_host.to_vec();
+        first.sort_unstable();
+        let Some(names) = self.names_of(&first) else { return Ok(true) };
+        if context.info.rank == 0 {
+            crate::log::info!("a link has changed: each pair of hosts is measured again");
+        }
+        let most = ALL_ROUNDS.min(timeout / PART_OF_TIMEOUT);
+        let Some((costs, is_certain)) = self.meet_all(context, &first, &names, most, true)? else { return Ok(false) };
+        self.follow(&first, &costs);
+        Ok(is_certain)
+    }
+
+    /// Returns the names of the hosts, of which these are the first ranks; `None` if what messages between them
+    /// cost decides nothing.
+    fn names_of(&self, first: &[Rank]) -> Option<Vec<String>> {
+        let names: Vec<String> = first.iter().map(|&rank| self.fabric.address_on_network(rank)).collect::<Option<_>>()?;
+        // Those with one address are on one machine, whatever their names are, and have no links.
+        let addresses: Vec<&str> = names.iter().filter_map(|name| name.rsplit(' ').next()).collect();
+        let are_apart = (1..addresses.len()).all(|at| !addresses[..at].contains(&addresses[at]));
+        (are_apart && self.racks.is_empty() && ORDERED.contains(&names.len())).then_some(names)
+    }
+
+    /// Returns the pairs of hosts as the file of costs names them.
+    fn cached_pairs(&self, first: &[Rank], names: &[String]) -> Vec<Pair> {
+        let pair = |(a, b): (usize, usize)| Pair::new(&names[a], &names[b], self.fabric.kind_of_links(first[b]), PairClass::Pair);
+        PairCosts::pairs(names.len()).map(pair).collect()
+    }
+
+    /// Has all pairs of hosts meet, and those that seem slow once more, for about `most`. Returns the costs, and
+    /// whether they are certain; `None` if the hosts are too far apart for that. Rank 0 logs what was found, and
+    /// keeps it if `do_keep` and it is certain.
+    fn meet_all(
+        &mut self,
+        context: &OpContext<'_>,
+        first: &[Rank],
+        names: &[String],
+        most: Duration,
+        do_keep: bool,
+    ) -> Result<Option<(PairCosts, bool)>> {
+        let (hosts, until) = (first.len(), Instant::now() + most);
+        let mut words = vec![u64::MAX; WORDS * PairCosts::pairs(hosts).count()];
+        if let Met::Some = self.meet(context, first, &mut words, until, |_, _| true)? {
+            if context.info.rank == 0 {
+                crate::log::info!(hosts, "the hosts are too far apart to measure each pair of them");
+            }
+            return Ok(None);
+        }
+        let seen = costs_of(&words, hosts);
+        let unusual: Vec<_> = PairCosts::pairs(hosts).filter(|&(a, b)| seen.is_unusual(a, b)).collect();
+        let do_meet = |a: usize, b: usize| unusual.contains(&(a.min(b), a.max(b)));
+        let met = self.meet(context, first, &mut words, until, do_meet)?;
+        // Other work may have disturbed the only meeting of these pairs. Their time per byte counts as
+        // unknown, so that no schedule avoids them and the log does not name them.
+        let mut unconfirmed = 0;
+        if met != Met::InTime {
+            for ((a, b), words) in PairCosts::pairs(hosts).zip(words.chunks_exact_mut(WORDS)) {
+                if do_meet(a, b) {
+                    words[1] = u64::MAX;
+                }
+            }
+            unconfirmed = unusual.len();
+        }
+        let costs = costs_of(&words, hosts);
+        if context.info.rank == 0 {
+            // If some are unconfirmed, the next job measures again.
+            if do_keep && unconfirmed == 0 {
+                let measured = self.cached_pairs(first, names).into_iter().zip(PairCosts::pairs(hosts));
+                cache::keep(measured.map(|(pair, (a, b))| (pair, costs.of(a, b).link(), 0.0)).collect());
+            }
+            log(&costs, names, false, unconfirmed);
+        }
+        Ok(Some((costs, unconfirmed == 0)))
     }
 
     /// Has pairs of hosts meet, and takes what each finds if it is less than what is known. No round but the
     /// first begins after `until`.
     fn meet(
         &mut self,
-        info: &CommInfo,
+        context: &OpContext<'_>,
         first: &[Rank],
         words: &mut Vec<u64>,
         until: Instant,
         do_meet: impl Fn(usize, usize) -> bool,
     ) -> Result<Met> {
-        let (hosts, own) = (first.len(), first.iter().position(|&rank| rank == info.rank));
+        let (hosts, own) = (first.len(), first.iter().position(|&rank| rank == context.info.rank));
         let meets = |round: usize, host: usize| opponent(hosts, round, host).filter(|&other| do_meet(host, other));
         let is_used = |round: &usize| (0..hosts).any(|host| meets(*round, host).is_some());
         let mut left = (0..rounds(hosts)).filter(is_used).count() as u32;
@@ -130,13 +177,13 @@ impl Core {
             let most = until.saturating_duration_since(Instant::now()) / (left + 1);
             left -= 1;
             if let Some((own, other)) = own.and_then(|own| Some((own, meets(round, own)?))) {
-                self.meet_other(info, first, [own, other], words, most)?;
+                self.meet_other(context, first, [own, other], words, most)?;
             }
             // All ranks stop together, if one of them has no time left.
             words.push(u64::from(Instant::now() < until));
             let call = Call { redop: Some(ReduceOp::Min), ..Call::in_place(Op::AllReduce, DType::U64, RawSliceMut::of(words)) };
             // SAFETY: `words` is borrowed for the call.
-            unsafe { self.run_in_order_of_ranks(connecting(info), &call, Algorithm::RecursiveDoubling, None)? };
+            unsafe { self.run_in_order_of_ranks(context.clone(), &call, Algorithm::RecursiveDoubling, None)? };
             if words.pop() == Some(0) {
                 return Ok(if left > 0 { Met::Some } else { Met::Late });
             }
@@ -147,15 +194,15 @@ impl Core {
     /// Measures the link to another host, or answers that host, which measures.
     fn meet_other(
         &mut self,
-        info: &CommInfo,
+        context: &OpContext<'_>,
         first: &[Rank],
         [own, other]: [usize; 2],
         words: &mut [u64],
         most: Duration,
     ) -> Result<()> {
         let pair = [own.min(other), own.max(other)];
-        let (ranks, context) = (pair.map(|host| first[host]), connecting(info));
-        let mut probe = Probe { pair: ranks, class: PairClass::Pair, context, memory: Vec::new() };
+        let ranks = pair.map(|host| first[host]);
+        let mut probe = Probe { pair: ranks, class: PairClass::Pair, context: context.clone(), memory: Vec::new() };
         if own > other {
             return self.answer(&mut probe);
         }
