@@ -4,8 +4,10 @@ use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use crate::communicator::Communicator;
 use crate::config::{self, CongestionControl, Settings, process_env};
 use crate::error::{Error, Result, shown};
+use crate::exec::costs::{Measured, short_names};
 use crate::host_group::HOME;
 use crate::host_group::area::{AREA, slabs_for};
 use crate::host_group::stage::{KEPT, STAGE};
@@ -14,6 +16,7 @@ use crate::network::topology::{self, Position};
 use crate::reduce;
 use crate::rendezvous::launcher::{self, Launch, Rendezvous};
 use crate::rendezvous::store::StoreUrl;
+use crate::schedule::order::{ORDERED, PairCosts};
 use crate::sys::{self, Cuda, LocalListener, Process, Region};
 use crate::transport::tls::Tls;
 
@@ -57,6 +60,97 @@ impl Finding {
     pub fn failure(subject: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
         Finding { subject, severity: Severity::Failure, found: found.into(), advice: Some(advice.into()) }
     }
+}
+
+/// What messages between the hosts of a job take.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct HostLinks {
+    /// Name and address of each host, in the order of their ranks; the address only if names are equal.
+    pub hosts: Vec<String>,
+    /// One for each two hosts.
+    pub links: Vec<HostLink>,
+    /// The order in which schedules visit the hosts, unless they follow a topology.
+    pub order: Vec<usize>,
+    /// A warning for each slow link, or that there is none.
+    pub findings: Vec<Finding>,
+}
+
+/// What messages between two hosts take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct HostLink {
+    /// The two hosts, as indices of [`HostLinks::hosts`].
+    pub hosts: [usize; 2],
+    /// Half of a round trip, in seconds.
+    pub latency: f64,
+    /// In the slower direction.
+    pub bytes_per_second: f64,
+}
+
+/// The most hosts each two of which are measured.
+pub const MOST_HOSTS: usize = *ORDERED.end();
+
+/// How often pairs are measured, at most, that other work has disturbed.
+const MOST_TRIES: usize = 3;
+
+/// Measures each two hosts of a job, for a second a round of pairs at most. All ranks call this together, while no other
+/// operation is in flight. Later jobs find the result, as that of a start.
+///
+/// Returns `None` with one host or more than [`MOST_HOSTS`], if ranks of one machine are on several hosts, and if
+/// a message takes too long for that.
+///
+/// # Errors
+///
+/// As of an operation: another rank ended, or did not call this.
+pub fn host_links(comm: &Communicator) -> Result<Option<HostLinks>> {
+    for left in (0..MOST_TRIES).rev() {
+        let Some((hosts, measured)) = comm.measure_hosts()? else { break };
+        if left == 0 || measured.unconfirmed == 0 {
+            return Ok(Some(links_of(&hosts, &measured)));
+        }
+    }
+    Ok(None)
+}
+
+fn links_of(hosts: &[String], Measured { exact, costs, unconfirmed }: &Measured) -> HostLinks {
+    let link = |(a, b)| {
+        let link = exact.of(a, b).link();
+        HostLink { hosts: [a, b], latency: link.latency, bytes_per_second: 1.0 / link.per_byte }
+    };
+    let links: Vec<HostLink> = PairCosts::pairs(hosts.len()).map(link).collect();
+    let rate = |bytes_per_second: f64| format!("{:.3} Gb/s", 8e-9 * bytes_per_second);
+    let fastest_of = |some: &[usize]| {
+        let is_of = |link: &&HostLink| some.iter().all(|host| link.hosts.contains(host));
+        // All links of a slow host are slow: the fastest one says how much it can carry.
+        let rates = links.iter().filter(is_of).map(|link| link.bytes_per_second);
+        rates.fold(0.0, f64::max)
+    };
+    let (slow, shown) = (costs.slow(), short_names(hosts));
+    let is_slow = |link: &HostLink| slow.iter().any(|slow| slow.hosts.iter().all(|host| link.hosts.contains(host)));
+    let others = links.iter().filter(|link| !is_slow(link)).map(|link| link.bytes_per_second).fold(f64::INFINITY, f64::min);
+    let mut findings: Vec<Finding> = slow
+        .iter()
+        .map(|slow| {
+            let named: Vec<&str> = slow.hosts.iter().map(|&host| shown[host]).collect();
+            let of = if let [host] = named[..] { format!("all of {host}") } else { named.join(" to ") };
+            let found = format!("{of}: {}, others at least {}", rate(fastest_of(&slow.hosts)), rate(others));
+            let advice = "check its cable, and the speed and duplex mode of its switch port";
+            Finding::warning("a slow link", found, advice)
+        })
+        .collect();
+    if findings.is_empty() {
+        let longest = links.iter().map(|link| 2e6 * link.latency).fold(0.0, f64::max);
+        let found = format!("at least {} between each two hosts, round trips of at most {longest:.0} us", rate(others));
+        findings.push(Finding::fine("links", found));
+    }
+    if *unconfirmed > 0 {
+        let found = format!("other work disturbed the measurement of {unconfirmed} of {} pairs", links.len());
+        findings.push(Finding::warning("links", found, "try again when the hosts are idle"));
+    }
+    let order = costs.order().unwrap_or_else(|| (0..hosts.len()).collect());
+    let hosts = shown.into_iter().map(str::to_owned).collect();
+    HostLinks { hosts, links, order, findings }
 }
 
 /// Returns the launcher that has started this process as a rank, and the world size of its job;

@@ -1,22 +1,32 @@
-//! `kolo doctor`: checks whether kolo works on this machine, and says what to do if it does not.
+//! `kolo doctor`: checks whether kolo works on this machine, and says what to do if it does not. With `--hosts`,
+//! it measures the links between hosts.
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{self, Child, ExitCode, Stdio};
 
 use clap::Args as ClapArgs;
-use kolo::doctor::{Finding, Severity, examine, of_reading, read_word};
+use kolo::Communicator;
+use kolo::doctor::{Finding, HostLinks, MOST_HOSTS, Severity, examine, host_links, launched_by, of_reading, read_word};
 use serde_json::json;
 
-use crate::say;
+use crate::run::{self, once_each};
 use crate::table::say_wrapped;
 use crate::units::count;
+use crate::{Command, Failure, parse, say, show};
 
 /// Arguments of `kolo doctor`.
 #[derive(ClapArgs)]
 pub(crate) struct Args {
+    /// Measure the link between each two of these hosts, and name the slow ones. As `kolo run`, this
+    /// starts a rank on each over ssh
+    #[arg(long, short = 'H', value_name = "HOSTS")]
+    hosts: Option<String>,
     /// Print the findings as JSON
     #[arg(long)]
     json: bool,
+    /// Run as a rank that measures links
+    #[arg(long, hide = true)]
+    links: bool,
     /// Run as a process whose memory is read: print its pid, the address of a word, and the word
     #[arg(long, hide = true)]
     expose: bool,
@@ -32,6 +42,12 @@ pub(crate) fn doctor(args: &Args) -> ExitCode {
     }
     if let Some(read) = &args.read {
         return read_exposed(read);
+    }
+    if let Some(hosts) = &args.hosts {
+        return start_on(hosts, args.json);
+    }
+    if args.links {
+        return measure(args.json).unwrap_or_else(Failure::report);
     }
     let mut findings = examine();
     findings.push(of_reading(&try_reading()));
@@ -49,6 +65,85 @@ pub(crate) fn doctor(args: &Args) -> ExitCode {
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+/// Starts a rank on each host, which measures the links.
+fn start_on(hosts: &str, json: bool) -> ExitCode {
+    let hosts = match once_each(hosts) {
+        Ok(hosts) => hosts,
+        Err(problem) => return Failure::Usage(problem).report(),
+    };
+    // The findings say what the log would.
+    let quiet = if std::env::var_os("KOLO_LOG").is_none() { &["-x", "KOLO_LOG=error"][..] } else { &[] };
+    let words = [&["kolo", "run", "--no-prefix", "--hosts", &*hosts], quiet, &["--", "doctor", "--links"]].concat();
+    match parse(words.into_iter().chain(json.then_some("--json"))) {
+        Ok(cli) => match cli.command {
+            Command::Run(args) => run::run(&args),
+            _ => unreachable!("the words are those of kolo run"),
+        },
+        Err(error) => show(&error),
+    }
+}
+
+/// Measures the links between the hosts of the job of which this process is a rank. Rank 0 prints them.
+fn measure(json: bool) -> Result<ExitCode, Failure> {
+    let failed = |error: kolo::Error| Failure::Other(error.to_string());
+    if launched_by().is_none() {
+        return Err(Failure::Usage("--links is for ranks: write kolo doctor --hosts a,b".to_owned()));
+    }
+    let comm = Communicator::from_env().map_err(failed)?;
+    let count = comm.host_count();
+    if count > MOST_HOSTS {
+        return Err(Failure::Other(format!("{count} hosts are too many to measure each two of them: give at most {MOST_HOSTS}")));
+    }
+    let measured = host_links(&comm).map_err(failed)?;
+    if comm.rank() > 0 {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(measured) = measured else {
+        return Err(Failure::Other(match count {
+            1 => "all ranks are on one host, which has no links to measure".to_owned(),
+            _ => "the links cannot be measured: ranks of one machine count as several hosts, or a message takes too long"
+                .to_owned(),
+        }));
+    };
+    if json {
+        print_links_as_json(&measured);
+    } else {
+        print_links(&measured);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the rates of all links, and what is wrong with them.
+fn print_links(HostLinks { hosts, links, order, findings, .. }: &HostLinks) {
+    let widest = hosts.iter().map(|host| host.chars().count()).max().unwrap_or(0);
+    let at = |host: usize| host + 1;
+    let numbers: String = (0..hosts.len() - 1).map(|host| format!("{:>7}", at(host))).collect();
+    say(&format!("{:widest$}    {numbers}  Gb/s", ""));
+    for (host, name) in hosts.iter().enumerate() {
+        let rates = links.iter().filter(|link| link.hosts[1] == host);
+        let rates: String = rates.map(|link| format!("{:>7.3}", 8e-9 * link.bytes_per_second)).collect();
+        say(format!("{:>2} {name:widest$} {rates}", at(host)).trim_end());
+    }
+    say("");
+    findings.iter().for_each(print_finding);
+    let order: Vec<String> = order.iter().map(|&host| at(host).to_string()).collect();
+    say_wrapped(&format!("{:<8} {:<18} ", name(Severity::Fine), "order"), &format!("schedules visit {}", order.join(", ")));
+}
+
+fn print_links_as_json(HostLinks { hosts, links, order, findings, .. }: &HostLinks) {
+    let links: Vec<_> = links
+        .iter()
+        .map(|link| {
+            let [a, b] = link.hosts.map(|host| &hosts[host]);
+            json!({"hosts": [a, b], "latency_s": link.latency, "bytes_per_s": link.bytes_per_second})
+        })
+        .collect();
+    let order: Vec<&String> = order.iter().map(|&host| &hosts[host]).collect();
+    let findings: Vec<_> = findings.iter().map(of_finding).collect();
+    let all = json!({"kolo": env!("CARGO_PKG_VERSION"), "links": links, "order": order, "findings": findings});
+    say(&format!("{all:#}"));
+}
+
 fn name(severity: Severity) -> &'static str {
     match severity {
         Severity::Fine => "ok",
@@ -58,34 +153,35 @@ fn name(severity: Severity) -> &'static str {
 }
 
 fn print(findings: &[Finding], failures: usize) {
-    for Finding { subject, severity, found, advice, .. } in findings {
-        // One line for each finding.
-        let found = found.split_whitespace().collect::<Vec<_>>().join(" ");
-        say_wrapped(&format!("{:<8} {subject:<18} ", name(*severity)), &found);
-        if let Some(advice) = advice {
-            say_wrapped(&format!("{:<8} {:<18} -> ", "", ""), advice);
-        }
-    }
+    findings.iter().for_each(print_finding);
     say(&match failures {
         0 => "kolo works here".to_owned(),
         _ => format!("kolo does not work here like this: {}", count(failures, "failure")),
     });
 }
 
+fn print_finding(Finding { subject, severity, found, advice, .. }: &Finding) {
+    // One line for each finding.
+    let found = found.split_whitespace().collect::<Vec<_>>().join(" ");
+    say_wrapped(&format!("{:<8} {subject:<18} ", name(*severity)), &found);
+    if let Some(advice) = advice {
+        say_wrapped(&format!("{:<8} {:<18} -> ", "", ""), advice);
+    }
+}
+
+fn of_finding(Finding { subject, severity, found, advice, .. }: &Finding) -> serde_json::Value {
+    json!({"subject": subject, "severity": name(*severity).to_lowercase(), "found": found, "advice": advice})
+}
+
 fn print_json(findings: &[Finding], failures: usize) {
-    let list: Vec<_> = findings
-        .iter()
-        .map(|Finding { subject, severity, found, advice, .. }| {
-            json!({"subject": subject, "severity": name(*severity).to_lowercase(), "found": found, "advice": advice})
-        })
-        .collect();
+    let list: Vec<_> = findings.iter().map(of_finding).collect();
     say(&format!("{:#}", json!({"kolo": env!("CARGO_PKG_VERSION"), "failures": failures, "findings": list})));
 }
 
 /// Returns a command that runs this program.
-fn this(arguments: &[&str]) -> Result<Command, String> {
+fn this(arguments: &[&str]) -> Result<process::Command, String> {
     let program = std::env::current_exe().map_err(|error| format!("this program cannot be found: {error}"))?;
-    let mut command = Command::new(program);
+    let mut command = process::Command::new(program);
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     Ok(command)
 }
@@ -115,8 +211,8 @@ impl Drop for Ended {
 }
 
 fn expose() -> ExitCode {
-    let word = Box::new(u64::from(std::process::id()) ^ 0x6b6f_6c6f_6b6f_6c6f);
-    say(&format!("{} {} {}", std::process::id(), (&raw const *word).expose_provenance(), *word));
+    let word = Box::new(u64::from(process::id()) ^ 0x6b6f_6c6f_6b6f_6c6f);
+    say(&format!("{} {} {}", process::id(), (&raw const *word).expose_provenance(), *word));
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
     drop(word);
     ExitCode::SUCCESS

@@ -26,6 +26,7 @@ use crate::config::{Transport, WireDType};
 use crate::error::{Cause, Error, Result};
 use crate::exec::Core;
 use crate::exec::compression::{What, compression};
+use crate::exec::costs::Measured;
 use crate::failure::CommInfo;
 use crate::progress::{CommState, Executor};
 use crate::reduce::Packing;
@@ -160,6 +161,12 @@ impl Communicator {
             Transport::Tcp => self.exec.state.info.members.iter().map(|member| &member.host).collect::<HashSet<_>>().len(),
             _ => self.exec.state.layout.hosts,
         }
+    }
+
+    /// As [`doctor::host_links`](crate::doctor::host_links), once.
+    pub(crate) fn measure_hosts(&self) -> Result<Option<(Vec<String>, Measured)>> {
+        let state = &self.exec.state;
+        state.core.lock().measure_hosts(&state.info)
     }
 
     /// Returns the algorithm of a collective of `bytes` bytes: of the buffer, or of all blocks

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::core::Core;
+use super::costs::Measured;
 use crate::buffer::RawSliceMut;
 use crate::call::Call;
 use crate::config::SharedSettings;
@@ -58,13 +59,19 @@ impl Core {
     }
 
     /// Reports a failure to connect as that of an operation.
-    fn finish_connecting(&mut self, info: &CommInfo, connect: impl FnOnce(&mut Core) -> Result<()>) -> Result<()> {
+    fn finish_connecting<T>(&mut self, info: &CommInfo, connect: impl FnOnce(&mut Core) -> Result<T>) -> Result<T> {
         connect(self).map_err(|error| {
             let error = agree_on_report(self.fabric.status(), info, error);
             self.leave(true);
             self.recording.failed(&error);
             error
         })
+    }
+
+    /// Measures each pair of hosts, for people. All ranks call this together, between two operations. Returns the
+    /// names of the hosts and what was found; `None` if they cannot be measured.
+    pub(crate) fn measure_hosts(&mut self, info: &CommInfo) -> Result<Option<(Vec<String>, Measured)>> {
+        self.finish_connecting(info, |core| core.measure_hosts_in_peace(info))
     }
 
     fn try_to_connect(&mut self, info: &CommInfo, began: Instant) -> Result<()> {

@@ -169,6 +169,17 @@ pub(crate) fn rank() -> ExitCode {
 /// How many bytes [`summing_rank`] reduces.
 pub(crate) const SUMMED: usize = 6 << 20;
 
+/// A rank that measures the links between hosts. Rank 0 says which are slow.
+pub(crate) fn measuring_rank() -> ExitCode {
+    let comm = Communicator::from_env().unwrap();
+    let links = kolo::doctor::host_links(&comm).unwrap().expect("the hosts are near each other");
+    assert_eq!((links.hosts.len(), links.links.len()), (4, 6));
+    if comm.rank() == 0 {
+        links.findings.iter().for_each(|finding| println!("{}", finding.found));
+    }
+    ExitCode::SUCCESS
+}
+
 /// Reduces on the communicator, and on a part of the same ranks in the reverse order.
 pub(crate) fn summing_rank() -> ExitCode {
     let comm = Communicator::from_env().unwrap();

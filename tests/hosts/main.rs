@@ -32,6 +32,7 @@ fn main() -> std::process::ExitCode {
     match std::env::var("KOLO_TEST_WORKER") {
         Ok(worker) if worker == "far" => link::far_rank(),
         Ok(worker) if worker == "sums" => link::summing_rank(),
+        Ok(worker) if worker == "links" => link::measuring_rank(),
         Ok(worker) if worker == "loopback" => loopback::rank(),
         Ok(worker) if worker == "rails" => rails::rank(),
         Ok(worker) if worker == "slow" => slow::rank(),

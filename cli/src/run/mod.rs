@@ -39,6 +39,7 @@ pub(crate) use arguments::Args;
 pub(crate) use failures::FailureFolder;
 pub(crate) use guard::{Args as GuardArgs, guard};
 pub(crate) use remote::agent::agent;
+pub(crate) use remote::once_each;
 
 /// Exit status when the launcher itself fails.
 pub(crate) const LAUNCHER_FAILED: u8 = 125;

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use super::nccl::Nccl;
 
 /// Commands of this program that ranks run.
-const BUILT_IN: [&str; 1] = ["bench"];
+const BUILT_IN: [&str; 2] = ["bench", "doctor"];
 
 /// The variables that [`Job::tell`] sets, beside the secret and [`MASTER`]. Those without `KOLO_` are
 /// for other libraries, such as PyTorch.
@@ -60,7 +60,7 @@ impl Program<'_> {
         self.nccl.iter().for_each(|nccl| nccl.apply(command));
     }
 
-    /// Returns the words of a command of this program that the ranks run: `bench` and its arguments.
+    /// Returns the words of a command of this program that the ranks run, as `bench`, and its arguments.
     /// Each rank would complain about them by itself.
     pub(super) fn own_command(&self) -> Option<&[OsString]> {
         if self.is_built_in {

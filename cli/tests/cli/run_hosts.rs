@@ -704,6 +704,16 @@ fn a_job_over_sshd() {
 }
 
 #[test]
+fn there_are_no_links_to_measure_on_one_host() {
+    let bed = Bed::new("links");
+    let mut doctor = Command::new(env!("CARGO_BIN_EXE_kolo"));
+    let output = doctor.args(["doctor", "--hosts", "a,b"]).env("KOLO_RUN_SSH", bed.0.join("ssh")).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(said.contains("kolo: all ranks are on one host, which has no links to measure"), "{said}");
+    assert!(!output.status.success() && output.stdout.is_empty());
+}
+
+#[test]
 fn a_job_between_network_namespaces() {
     let bed = Bed::new("namespaces");
     // The launcher is outside of them.
@@ -733,6 +743,18 @@ fn a_job_between_network_namespaces() {
     let output = bench.output().unwrap();
     let out = text(&output.stdout);
     assert!(out.contains("2 ranks on 2 hosts") && !out.contains("[0]"), "{out}{}", text(&output.stderr));
+    let doctor = |json: &[&str]| {
+        let mut doctor = Command::new(env!("CARGO_BIN_EXE_kolo"));
+        doctor.args(["doctor", "--hosts", "a:4,b"]).args(json).env("KOLO_RUN_SSH", &ssh).env("KOLO_CACHE_DIR", &bed.0);
+        let output = doctor.output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let said = doctor(&[]);
+    assert!(said.contains("\nok       links              at least ") && said.contains("schedules visit 1, 2"), "{said}");
+    let all: serde_json::Value = serde_json::from_str(&doctor(&["--json"])).unwrap();
+    let links = all["links"].as_array().unwrap();
+    assert!(links.len() == 1 && links[0]["bytes_per_s"].as_f64().unwrap() > 0.0, "{all}");
     // An address that the hosts do not reach.
     let output = bed.run(&["--hosts", "a,b", "--ssh", &ssh, "--address", "127.0.0.1", "--", "true"]).output().unwrap();
     let said = text(&output.stderr);

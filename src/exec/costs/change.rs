@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use super::pairs::{ALL_ROUNDS, most_time};
 use crate::buffer::RawSliceMut;
 use crate::call::Call;
 use crate::error::Result;
@@ -32,9 +33,13 @@ impl Core {
         unsafe { self.run_in_order_of_ranks(context.clone(), &question, Algorithm::RecursiveDoubling, None)? };
         let [has_changed, rest] = words;
         if has_changed > 0 {
-            let is_certain = self.measure_pairs_again(context, Duration::from_nanos(u64::MAX - rest))?;
+            if context.info.rank == 0 {
+                crate::log::info!("a link has changed: each pair of hosts is measured again");
+            }
+            let most = most_time(ALL_ROUNDS, Duration::from_nanos(u64::MAX - rest));
+            let measured = self.measure_pairs_again(context, most)?;
             if let Some(inquiry) = &mut self.inquiry {
-                inquiry.answered(is_certain);
+                inquiry.answered(measured.is_some_and(|(_, measured)| measured.unconfirmed == 0));
             }
         }
         Ok(())

@@ -10,6 +10,8 @@ pub(crate) mod cache;
 mod change;
 mod pairs;
 
+pub(crate) use pairs::{Measured, short_names};
+
 use std::time::{Duration, Instant};
 
 use super::core::Core;
@@ -19,9 +21,11 @@ use crate::error::Result;
 use crate::failure::{CommInfo, OpContext};
 use crate::reduce::Kernel;
 use crate::schedule::Algorithm;
+use crate::schedule::order::rounds;
 use crate::schedule::select::{CostModel, LinkCost};
 use crate::types::{DType, Descriptor, Op, Rank, ReduceOp};
 use cache::{Pair, PairClass};
+use pairs::most_time;
 
 /// The sizes of the messages whose transfer is timed, in bytes. They are tried in this order until one
 /// takes longer than a short message by at least [`LONG`] and by at least a round trip. So a fast
@@ -40,6 +44,9 @@ const ROW: usize = 16;
 const REPEATING: Duration = Duration::from_millis(10);
 const FEWEST: usize = 3;
 const MOST: usize = 20;
+
+/// How long two hosts meet at most, where people wait for the result.
+const IN_PEACE: Duration = Duration::from_secs(1);
 
 /// Two ranks, of which the first measures.
 struct Probe<'a> {
@@ -63,6 +70,14 @@ impl Core {
             self.measure_network(info)?;
         }
         self.measure_pairs(info)
+    }
+
+    /// Measures each pair of hosts, for people, who can wait longer than a start. All ranks call this together,
+    /// between two operations. Returns the names of the hosts and what was found; `None` if they cannot be
+    /// measured.
+    pub(super) fn measure_hosts_in_peace(&mut self, info: &CommInfo) -> Result<Option<(Vec<String>, Measured)>> {
+        let most = most_time(IN_PEACE * rounds(self.first_on_host.len()) as u32, info.timeout);
+        self.measure_pairs_again(&connecting(info), most)
     }
 
     fn measure_network(&mut self, info: &CommInfo) -> Result<()> {

@@ -21,7 +21,7 @@ use crate::types::{DType, Op, Rank, ReduceOp};
 
 /// How long the hosts meet, but for one more round: all ranks wait meanwhile, so it is also at most this part
 /// of the timeout. Hosts that are too far apart for that keep the order of ranks.
-const ALL_ROUNDS: Duration = Duration::from_secs(2);
+pub(super) const ALL_ROUNDS: Duration = Duration::from_secs(2);
 const PART_OF_TIMEOUT: u32 = 4;
 
 /// A message that takes longer than a short one by this tells how fast a link is.
@@ -32,6 +32,16 @@ const WINDOWS: f64 = 4.0;
 
 /// Of a link, as ranks tell each other: its latency and its time per byte.
 const WORDS: usize = 2;
+
+/// What the pairs of hosts have found.
+pub(crate) struct Measured {
+    /// As measured.
+    pub(crate) exact: PairCosts,
+    /// By which schedules order the hosts.
+    pub(crate) costs: PairCosts,
+    /// How many pairs seemed slow, but did not meet again.
+    pub(crate) unconfirmed: usize,
+}
 
 /// Which of the pairs that should have met.
 #[derive(PartialEq)]
@@ -48,7 +58,8 @@ impl Core {
     /// on several hosts.
     pub(super) fn measure_pairs(&mut self, info: &CommInfo) -> Result<()> {
         let first = self.first_on_host.clone();
-        let Some(names) = self.names_of(&first) else { return Ok(()) };
+        let decides = self.racks.is_empty() && ORDERED.contains(&first.len());
+        let Some(names) = self.names_of(&first).filter(|_| decides) else { return Ok(()) };
         let context = connecting(info);
         let mut words = vec![0u64; WORDS * PairCosts::pairs(names.len()).count()];
         let mut is_late = false;
@@ -70,40 +81,42 @@ impl Core {
             }
             costs
         } else {
-            let most = ALL_ROUNDS.min(info.timeout / PART_OF_TIMEOUT);
-            let Some((costs, _)) = self.meet_all(&context, &first, &names, most, !is_late)? else { return Ok(()) };
-            costs
+            let most = most_time(ALL_ROUNDS, info.timeout);
+            let Some(measured) = self.meet_all(&context, &first, &names, most, !is_late)? else { return Ok(()) };
+            measured.costs
         };
         self.fabric.keep_costs(&first, self.settings.cost_model.model, costs);
         self.follow_measured();
         Ok(())
     }
 
-    /// Measures each pair of hosts again, because a link has changed, and visits the hosts in the order that is
-    /// best now. All ranks call this together, in a call whose timeout is at least `timeout` on all of them.
-    /// Returns whether all that was found is certain.
+    /// Measures each pair of hosts again, and visits the hosts in the order that is best now, if their order
+    /// follows what was measured. The hosts meet for about `most`. All ranks call this together. Returns the names
+    /// of the hosts and what was found; `None` if they cannot be measured.
     #[cold]
-    pub(super) fn measure_pairs_again(&mut self, context: &OpContext<'_>, timeout: Duration) -> Result<bool> {
+    pub(in crate::exec) fn measure_pairs_again(
+        &mut self,
+        context: &OpContext<'_>,
+        most: Duration,
+    ) -> Result<Option<(Vec<String>, Measured)>> {
         let mut first = self.first_on_host.to_vec();
         first.sort_unstable();
-        let Some(names) = self.names_of(&first) else { return Ok(true) };
-        if context.info.rank == 0 {
-            crate::log::info!("a link has changed: each pair of hosts is measured again");
+        let Some(names) = self.names_of(&first) else { return Ok(None) };
+        let Some(measured) = self.meet_all(context, &first, &names, most, true)? else { return Ok(None) };
+        if self.inquiry.is_some() {
+            self.follow(&first, &measured.costs);
         }
-        let most = ALL_ROUNDS.min(timeout / PART_OF_TIMEOUT);
-        let Some((costs, is_certain)) = self.meet_all(context, &first, &names, most, true)? else { return Ok(false) };
-        self.follow(&first, &costs);
-        Ok(is_certain)
+        Ok(Some((names, measured)))
     }
 
-    /// Returns the names of the hosts, of which these are the first ranks; `None` if what messages between them
-    /// cost decides nothing.
+    /// Returns the names of the hosts, of which these are the first ranks; `None` if not all pairs of them are
+    /// measured.
     fn names_of(&self, first: &[Rank]) -> Option<Vec<String>> {
         let names: Vec<String> = first.iter().map(|&rank| self.fabric.address_on_network(rank)).collect::<Option<_>>()?;
         // Those with one address are on one machine, whatever their names are, and have no links.
         let addresses: Vec<&str> = names.iter().filter_map(|name| name.rsplit(' ').next()).collect();
         let are_apart = (1..addresses.len()).all(|at| !addresses[..at].contains(&addresses[at]));
-        (are_apart && self.racks.is_empty() && ORDERED.contains(&names.len())).then_some(names)
+        (are_apart && (2..=*ORDERED.end()).contains(&names.len())).then_some(names)
     }
 
     /// Returns the pairs of hosts as the file of costs names them.
@@ -112,9 +125,8 @@ impl Core {
         PairCosts::pairs(names.len()).map(pair).collect()
     }
 
-    /// Has all pairs of hosts meet, and those that seem slow once more, for about `most`. Returns the costs, and
-    /// whether they are certain; `None` if the hosts are too far apart for that. Rank 0 logs what was found, and
-    /// keeps it if `do_keep` and it is certain.
+    /// Has all pairs of hosts meet, and those that seem slow once more, for about `most`. Returns `None` if the
+    /// hosts are too far apart for that. Rank 0 logs what was found, and keeps it if `do_keep` and it is certain.
     fn meet_all(
         &mut self,
         context: &OpContext<'_>,
@@ -122,7 +134,7 @@ impl Core {
         names: &[String],
         most: Duration,
         do_keep: bool,
-    ) -> Result<Option<(PairCosts, bool)>> {
+    ) -> Result<Option<Measured>> {
         let (hosts, until) = (first.len(), Instant::now() + most);
         let mut words = vec![u64::MAX; WORDS * PairCosts::pairs(hosts).count()];
         if let Met::Some = self.meet(context, first, &mut words, until, |_, _| true)? {
@@ -155,7 +167,7 @@ impl Core {
             }
             log(&costs, names, false, unconfirmed);
         }
-        Ok(Some((costs, unconfirmed == 0)))
+        Ok(Some(Measured { exact: exact_costs_of(&words, hosts), costs, unconfirmed }))
     }
 
     /// Has pairs of hosts meet, and takes what each finds if it is less than what is known. No round but the
@@ -206,9 +218,8 @@ impl Core {
         if own > other {
             return self.answer(&mut probe);
         }
-        let link = coarse_link(self.time_pair(&mut probe, most)?);
+        let PairCost { latency, per_byte } = PairCost::of(self.time_pair(&mut probe, most)?);
         self.say(&mut probe, 0, [0, 0])?;
-        let PairCost { latency, per_byte } = PairCost::of(link);
         let at = PairCosts::pairs(first.len()).position(|(a, b)| [a, b] == pair).expect("each pair is one of all");
         let known = &mut words[WORDS * at..][..WORDS];
         known.copy_from_slice(&[latency.min(known[0]), per_byte.min(known[1])]);
@@ -257,8 +268,17 @@ impl Core {
     }
 }
 
-/// Returns the costs of the pairs. A time per byte that is not known is like most others.
+/// Returns the costs of the pairs, so coarse that the next time finds the same.
 fn costs_of(words: &[u64], hosts: usize) -> PairCosts {
+    let mut costs = exact_costs_of(words, hosts);
+    for (a, b) in PairCosts::pairs(hosts) {
+        costs.set(a, b, PairCost::of(coarse_link(costs.of(a, b).link())));
+    }
+    costs
+}
+
+/// Returns the costs of the pairs as measured. A time per byte that is not known is like most others.
+fn exact_costs_of(words: &[u64], hosts: usize) -> PairCosts {
     let is_known = |per_byte: &u64| *per_byte < u64::MAX;
     let mut known: Vec<u64> = words.iter().skip(1).step_by(WORDS).copied().filter(is_known).collect();
     known.sort_unstable();
@@ -270,11 +290,22 @@ fn costs_of(words: &[u64], hosts: usize) -> PairCosts {
     costs
 }
 
-/// Says in which order schedules visit the hosts, which links are slow, and of how many that is not certain.
-fn log(costs: &PairCosts, names: &[String], is_cached: bool, unconfirmed: usize) {
+/// Returns for how long hosts meet, of `most`, in a call with this timeout.
+pub(super) fn most_time(most: Duration, timeout: Duration) -> Duration {
+    most.min(timeout / PART_OF_TIMEOUT)
+}
+
+/// Returns the names of hosts without their addresses, if they differ.
+pub(crate) fn short_names(names: &[String]) -> Vec<&str> {
     let short: Vec<&str> = names.iter().map(|name| name.split(' ').next().unwrap_or_default()).collect();
     let are_clear = (1..short.len()).all(|at| !short[..at].contains(&short[at]));
-    let name = |host: usize| if are_clear { short[host] } else { &names[host] };
+    if are_clear { short } else { names.iter().map(String::as_str).collect() }
+}
+
+/// Says in which order schedules visit the hosts, which links are slow, and of how many that is not certain.
+fn log(costs: &PairCosts, names: &[String], is_cached: bool, unconfirmed: usize) {
+    let shown = short_names(names);
+    let name = |host: usize| shown[host];
     let order = costs.order().map(|order| order.into_iter().map(name).collect::<Vec<_>>().join(", "));
     let order = order.unwrap_or_else(|| "that of ranks".to_owned());
     crate::log::info!(hosts = names.len(), order, is_cached, unconfirmed, "measured each pair of hosts");

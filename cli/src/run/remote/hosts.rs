@@ -37,6 +37,12 @@ pub(super) fn parse(text: &str) -> Result<Vec<Host>, String> {
     Ok(hosts)
 }
 
+/// Returns a list of hosts, as `--hosts` has it, with one slot for each.
+pub(crate) fn once_each(list: &str) -> Result<String, String> {
+    let hosts = parse(list)?;
+    Ok(hosts.into_iter().map(|host| Host { slots: 1, ..host }.to_string()).collect::<Vec<_>>().join(","))
+}
+
 fn parse_one(item: &str) -> Result<Host, String> {
     if item.is_empty() {
         return Err("a host has no name; write a:4,b:4".to_owned());
@@ -154,6 +160,12 @@ mod tests {
 
     fn host(name: &str, slots: u32) -> Host {
         Host { name: name.to_owned(), slots }
+    }
+
+    #[test]
+    fn each_host_can_have_one_slot() {
+        assert_eq!(once_each("a:4,user@b, [fd00::1]:2,a").unwrap(), "a:1,user@b:1,[fd00::1]:1");
+        assert!(once_each("a,,b").is_err());
     }
 
     #[test]

@@ -38,6 +38,7 @@ use crate::random::hexadecimal;
 use crate::units::show_ranks;
 use connection::{Advice, Connection, Notes, Receivers};
 pub(super) use hosts::Host;
+pub(crate) use hosts::once_each;
 use hosts::{Placed, is_this_machine};
 use protocol::{Job, ToAgent};
 use ssh::{Ssh, remote_word};
