@@ -239,6 +239,10 @@ impl Handler for Dispatcher {
         self.mailbox.refuse(error);
     }
 
+    fn accepts_again(&mut self) {
+        *self.mailbox.refused.lock() = None;
+    }
+
     fn answer(&mut self, hello: &Hello, query: &[u8]) -> Vec<u8> {
         if hello.purpose == Purpose::Observe {
             return if hello.to as usize == self.rank { observe::answer(&self.board, self.rank, query) } else { Vec::new() };

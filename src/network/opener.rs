@@ -216,6 +216,7 @@ impl NetworkOpener {
                 }
                 // The peer has no memory for a link, and connects through the network next.
                 Err(error) if is_end_of_peer(&error) => {}
+                Err(error) if sys::is_resource_shortage(&error) => return Err(NoLink::Own(error)),
                 Err(error) => return Err(Cause::Broken(error.kind()).into()),
             }
         }

@@ -22,7 +22,7 @@ use super::query;
 use super::stream::Stream;
 use crate::network::identity::{Identity, random_number};
 use crate::sys::{self, Guarded, LocalListener, Poll, Waker, above_standard};
-use crate::timeouts::{ACCEPT_PAUSE, HANDSHAKE};
+use crate::timeouts::{ACCEPT_PAUSE, HANDSHAKE, NO_DESCRIPTOR};
 
 /// How many strangers may be connected at once, each of which takes a descriptor. A connection is a
 /// stranger's until its hello has shown that the peer knows the secret. When another peer connects,
@@ -59,8 +59,12 @@ pub(crate) trait Handler: Send + 'static {
         Vec::new()
     }
 
-    /// Learns that the system refuses this process a call which each connection needs: no more come.
+    /// Learns that no more connections come: the system refuses this process a call which each one needs, or it
+    /// has had no descriptor for one for long.
     fn refused(&mut self, _error: &Arc<io::Error>) {}
+
+    /// Learns that this process has a descriptor again.
+    fn accepts_again(&mut self) {}
 }
 
 impl<F: FnMut(Hello, Stream) + Send + 'static> Handler for F {
@@ -85,6 +89,8 @@ pub(crate) struct Listener {
 struct Shortage {
     since: Instant,
     last: Arc<io::Error>,
+    /// Whether the handler knows.
+    is_told: bool,
 }
 
 impl Listener {
@@ -379,7 +385,10 @@ impl<H: Handler> Server<H> {
         for _ in 0..AT_ONCE {
             let accepted = self.accept_next();
             if !matches!(accepted, Some(Err(_))) {
-                _ = self.shortage.lock().take_if(|shortage| !sys::is_refused(&shortage.last));
+                let over = self.shortage.lock().take_if(|shortage| !sys::is_refused(&shortage.last));
+                if over.is_some_and(|shortage| shortage.is_told) {
+                    self.handler.accepts_again();
+                }
             }
             let stream = match accepted {
                 None => return Backlog::Empty,
@@ -466,12 +475,13 @@ impl<H: Handler> Server<H> {
                 }
             }
         }
-        if is_refused {
+        let before = self.shortage.lock().as_ref().map(|shortage| (shortage.since, shortage.is_told));
+        let (since, was_told) = before.unwrap_or((Instant::now(), false));
+        let is_told = is_refused || since.elapsed() >= NO_DESCRIPTOR;
+        if is_refused || is_told && !was_told {
             self.handler.refused(&error);
         }
-        let mut shortage = self.shortage.lock();
-        let since = shortage.as_ref().map_or_else(Instant::now, |shortage| shortage.since);
-        *shortage = Some(Shortage { since, last: error });
+        *self.shortage.lock() = Some(Shortage { since, last: error, is_told });
     }
 
     /// Drops the oldest stranger and the oldest member, if there are too many.

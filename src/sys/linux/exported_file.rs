@@ -152,7 +152,7 @@ impl ImportedFile {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => io::ErrorKind::NotFound.into(),
             _ => error,
         })?;
-        file.map(ImportedFile).ok_or_else(|| io::Error::other("no file came; this process may have no descriptor left"))
+        file.map(ImportedFile).ok_or_else(|| io::Error::other("no file came"))
     }
 
     pub(crate) fn number(&self) -> i32 {

@@ -10,7 +10,8 @@ use crate::sys::{Guarded, above_standard, naming};
 use mio::{Interest, Registry, Token};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
 };
 
 /// Lets a call fail, without SIGPIPE, where the peer has closed the connection: the program may not
@@ -95,7 +96,7 @@ impl LocalStream {
     }
 
     /// Receives the file that the process at the other end hands over; `None` if its message has no
-    /// file. Fails with `TimedOut` at the deadline.
+    /// file. Fails with `TimedOut` at the deadline, and with `EMFILE` if this process has no descriptor for it.
     pub(in crate::sys) fn receive_file(&self, deadline: Instant) -> io::Result<Option<OwnedFd>> {
         #[cfg(target_os = "linux")]
         const FLAGS: RecvFlags = RecvFlags::CMSG_CLOEXEC;
@@ -110,6 +111,10 @@ impl LocalStream {
         })?;
         if received.bytes == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        // The system drops a file that finds no descriptor, and says only that.
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
         let file = control.drain().find_map(|message| match message {
             RecvAncillaryMessage::ScmRights(mut files) => files.next(),
