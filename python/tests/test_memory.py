@@ -221,6 +221,11 @@ def test_what_has_no_memory(comm):
         comm.all_reduce(memoryview(bytearray(8))[::2])
 
 
+def test_an_output_for_which_there_is_no_memory(comm):
+    with pytest.raises(MemoryError, match=r"all_to_all_v: there is no memory for an output of shape \(2305843009213693951,\): pass an out"):
+        comm.all_to_all_v(b"ab", [2], [2**61 - 1])
+
+
 def test_wrong_arguments(comm):
     x = array.array("d", [1.0, 2.0])
     wrong = [
@@ -236,6 +241,7 @@ def test_wrong_arguments(comm):
         (lambda: comm.reduce_scatter_v(x, [-2]), "below 0"),
         (lambda: comm.reduce_scatter_v(x, [3]), "x has 2 elements, and the counts are 3 together"),
         (lambda: comm.all_to_all_v(x, [2], [1], array.array("d", [0, 0])), "out has 2 elements, and needs 1"),
+        (lambda: comm.all_to_all_v(x, [2], [2**62]), r"all_to_all_v: no output of shape \(4611686018427387904,\) can be made"),
         (lambda: comm.scatter(), "rank 0 is the root: pass it x"),
         (lambda: comm.all_reduce(x, timeout=0), "timeout is 0: give a time in seconds"),
         (lambda: comm.all_reduce(x, timeout="3"), "timeout is '3': give a time in seconds"),

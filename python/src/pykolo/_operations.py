@@ -186,7 +186,12 @@ class Operations:
         if out is None:
             if memory.on_device and not hasattr(like, "new_empty") and not hasattr(like, "__array_namespace__"):
                 raise ArgumentError(f"{op}: x is on a device; pass an out there", op=op)
-            out = new_like(like, shape, memory.element)
+            try:
+                out = new_like(like, shape, memory.element)
+            except MemoryError as error:
+                raise MemoryError(f"{op}: there is no memory for an output of shape {shape}: pass an out") from error
+            except (OverflowError, ValueError) as error:
+                raise ArgumentError(f"{op}: no output of shape {shape} can be made: {error}", op=op) from error
             into = self._out(out, op, stream)
             if isinstance(out, bytearray):
                 # Its elements are those of x, which it cannot say.
