@@ -105,9 +105,9 @@ const MOST_TRIES: usize = 3;
 /// As of an operation: another rank ended, or did not call this.
 pub fn host_links(comm: &Communicator) -> Result<Option<HostLinks>> {
     for left in (0..MOST_TRIES).rev() {
-        let Some((hosts, measured)) = comm.measure_hosts()? else { break };
-        if left == 0 || measured.unconfirmed == 0 {
-            return Ok(Some(links_of(&hosts, &measured)));
+        let Some(again) = comm.measure_hosts()? else { break };
+        if left == 0 || again.measured.unconfirmed == 0 {
+            return Ok(Some(links_of(&again.names, &again.measured)));
         }
     }
     Ok(None)

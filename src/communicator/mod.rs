@@ -26,7 +26,7 @@ use crate::config::{Transport, WireDType};
 use crate::error::{Cause, Error, Result};
 use crate::exec::Core;
 use crate::exec::compression::{What, compression};
-use crate::exec::costs::Measured;
+use crate::exec::costs::Again;
 use crate::failure::CommInfo;
 use crate::progress::{CommState, Executor};
 use crate::reduce::Packing;
@@ -164,7 +164,7 @@ impl Communicator {
     }
 
     /// As [`doctor::host_links`](crate::doctor::host_links), once.
-    pub(crate) fn measure_hosts(&self) -> Result<Option<(Vec<String>, Measured)>> {
+    pub(crate) fn measure_hosts(&self) -> Result<Option<Again>> {
         let state = &self.exec.state;
         state.core.lock().measure_hosts(&state.info)
     }

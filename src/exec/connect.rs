@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::core::Core;
-use super::costs::Measured;
+use super::costs::Again;
 use crate::buffer::RawSliceMut;
 use crate::call::Call;
 use crate::config::SharedSettings;
@@ -68,9 +68,9 @@ impl Core {
         })
     }
 
-    /// Measures each pair of hosts, for people. All ranks call this together, between two operations. Returns the
-    /// names of the hosts and what was found; `None` if they cannot be measured.
-    pub(crate) fn measure_hosts(&mut self, info: &CommInfo) -> Result<Option<(Vec<String>, Measured)>> {
+    /// Measures each pair of hosts, for people. All ranks call this together, between two operations. Returns
+    /// `None` if the hosts cannot be measured.
+    pub(crate) fn measure_hosts(&mut self, info: &CommInfo) -> Result<Option<Again>> {
         self.finish_connecting(info, |core| core.measure_hosts_in_peace(info))
     }
 

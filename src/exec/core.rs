@@ -105,20 +105,22 @@ impl Core {
         let Some((between, hosts)) = self.fabric.costs_between(&self.first_on_host) else { return };
         let costs = between.costs.among(&hosts);
         let order = between.order(&hosts, &costs);
-        self.settings.cost_model.model = costs.model(between.model, between.costs.of(0, 1), &order);
+        self.settings.cost_model.model = costs.model(between.model, between.usual, &order);
         let first: Vec<Rank> = order.iter().map(|&host| self.first_on_host[host]).collect();
         self.visit(first);
         self.chosen = None;
         self.inquiry = ORDERED.contains(&hosts.len()).then(|| Inquiry::new(costs.link_of_ring(&order)));
     }
 
-    /// Visits hosts in the order that is best by these costs between them. `first` are their lowest ranks.
-    pub(super) fn follow(&mut self, first: &[Rank], costs: &PairCosts) {
-        let Some((between, _)) = self.fabric.costs_between(first) else { return };
-        let order = costs.order().unwrap_or_else(|| (0..first.len()).collect());
-        self.settings.cost_model.model = costs.model(between.model, between.costs.of(0, 1), &order);
-        self.visit(order.into_iter().map(|host| first[host]).collect());
-        self.chosen = None;
+    /// Visits hosts in the order that is best by these costs between them. `first` are their lowest ranks. Returns
+    /// whether a link carries clearly less than at the start.
+    pub(super) fn follow(&mut self, first: Vec<Rank>, costs: PairCosts) -> bool {
+        let inquiry = self.inquiry.take();
+        let is_slower = self.fabric.renew_costs(&first, costs);
+        self.visit(first);
+        self.follow_measured();
+        self.inquiry = inquiry;
+        is_slower
     }
 
     /// Has schedules visit hosts in this order.
@@ -153,6 +155,13 @@ impl Core {
     /// This rank's index among the ranks of its host that share memory, and how many they are.
     pub(crate) fn place_on_host(&self) -> (usize, usize) {
         self.window.as_ref().map_or((0, 1), |window| (window.rank(), window.members().len()))
+    }
+
+    /// How many messages this rank has sent and not received, in all; below zero, it wraps. The sum over all ranks
+    /// is that of messages on their way.
+    pub(super) fn messages_on_their_way(&self) -> u64 {
+        let received = |engine: &Engine| (0..self.layout.ranks).map(|peer| engine.received_from(peer)).sum();
+        self.sent.iter().sum::<u64>().wrapping_sub(self.engine.as_ref().map_or(0, received))
     }
 
     /// The sequence number of the next collective.

@@ -62,7 +62,7 @@ impl Core {
             return Ok(());
         };
         if algorithm != Algorithm::Window && self.inquiry.is_some() {
-            self.inquire(context, call)?;
+            self.inquire(context, call, Choice { algorithm, between })?;
         }
         // SAFETY: passed on.
         unsafe {

@@ -14,7 +14,7 @@ pub(super) struct Inquiry {
     past: u64,
     /// How many of them there are between two questions.
     pause: u64,
-    /// Whether pairs have to be measured again, because something disturbed the last time.
+    /// Whether pairs have to be measured again, because of what was found the last time.
     is_open: bool,
 }
 
@@ -35,16 +35,21 @@ impl Inquiry {
         is_due
     }
 
-    /// Returns whether the last question had no certain answer.
+    /// Returns whether pairs have to be measured again.
     pub(super) fn take_open(&mut self) -> bool {
         std::mem::take(&mut self.is_open)
     }
 
-    /// Notes that pairs were measured again. A link that changes again and again must cost little, so the next
-    /// question is twice as far away.
-    pub(super) fn answered(&mut self, is_certain: bool) {
+    /// Notes that pairs were measured again, and whether all links are certain to carry what they did at the
+    /// start. To measure again and again must cost little, so the next question is twice as far away.
+    pub(super) fn answered(&mut self, is_as_before: bool) {
         self.pause = self.pause.saturating_mul(2);
-        self.is_open = !is_certain;
+        self.is_open = !is_as_before;
+    }
+
+    /// Notes that pairs could not be measured now.
+    pub(super) fn postpone(&mut self) {
+        self.is_open = true;
     }
 }
 
@@ -71,7 +76,7 @@ mod tests {
         assert!(!inquiry.take_open());
         inquiry.answered(false);
         assert_eq!(pause(&mut inquiry), 500_000_000);
-        assert!(inquiry.take_open() && !inquiry.take_open(), "what was uncertain is asked once more");
+        assert!(inquiry.take_open() && !inquiry.take_open(), "a slow link is measured once more");
     }
 
     #[test]

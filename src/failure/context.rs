@@ -112,11 +112,6 @@ impl<'a> OpContext<'a> {
         OpContext { called, ..self }
     }
 
-    /// The timeout.
-    pub(crate) fn timeout(&self) -> Duration {
-        self.timeout
-    }
-
     /// The call as its caller made it.
     pub(crate) fn call(&self) -> Descriptor {
         Descriptor { op: self.called, ..self.descriptor }

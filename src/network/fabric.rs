@@ -18,7 +18,7 @@ use crate::config::{CopyMode, Settings};
 use crate::failure::{CommStatus, ControlChannel, StatusBoard};
 use crate::host_group::area::{AREA, Area};
 use crate::host_group::{HOME, HostGroup, RegionExchange, stage};
-use crate::schedule::order::PairCosts;
+use crate::schedule::order::{PairCost, PairCosts};
 use crate::schedule::select::CostModel;
 use crate::sys::Region;
 use crate::trace::{Recorder, Recording};
@@ -40,6 +40,8 @@ pub(crate) struct Fabric {
     connections: Option<HostConnections>,
     /// What this process shares with the other ranks of its host; `None` if they share nothing.
     host: Option<Arc<HostGroup>>,
+    /// What messages between hosts cost, if the ranks of this communicator have measured again since the start.
+    since_start: Option<Arc<BetweenHosts>>,
     recorder: Arc<Recorder>,
     /// What peers may learn of this rank.
     status: Arc<CommStatus>,
@@ -97,7 +99,8 @@ impl Fabric {
     ) -> Fabric {
         let recording = recorder.open(comm_id, rank, members.clone());
         let status = Arc::new(CommStatus::new(rank, members.clone(), recording));
-        let fabric = Fabric { backing, comm_id, rank, members, hosts, connections: None, host: None, recorder, status };
+        let fabric =
+            Fabric { backing, comm_id, rank, members, hosts, connections: None, host: None, since_start: None, recorder, status };
         if let Some(control) = fabric.control() {
             fabric.status.reach(control);
         }
@@ -189,19 +192,35 @@ impl Fabric {
     /// the lowest ranks of the hosts.
     pub(crate) fn keep_costs(&self, first: &[Rank], model: CostModel, costs: PairCosts) {
         if let Backing::Network(network) = &self.backing {
-            let mut hosts = vec![0; network.peers.len()];
-            for (rank, host) in self.hosts.iter().enumerate() {
-                hosts[self.members[rank]] = first.iter().position(|first| first == host).unwrap_or(0);
-            }
             // Only the first communicator of a job measures.
-            _ = network.between_hosts.set(BetweenHosts { hosts, model, costs, last: Mutex::default() });
+            _ = network.between_hosts.set(self.between(first, network.peers.len(), model, costs.of(0, 1), costs));
         }
     }
 
-    /// Returns what the job has measured between its hosts, and which of these those of some ranks are.
+    /// Keeps what messages cost now, for this communicator and those that are made of it. Returns whether a link
+    /// carries clearly less than at the start.
+    pub(crate) fn renew_costs(&mut self, first: &[Rank], costs: PairCosts) -> bool {
+        let Backing::Network(network) = &self.backing else { return false };
+        let Some(start) = network.between_hosts.get() else { return false };
+        let hosts: Vec<usize> = first.iter().map(|&rank| start.hosts[self.members[rank]]).collect();
+        let is_slower = costs.is_slower_than(&start.costs.among(&hosts));
+        let renewed = self.between(first, network.peers.len(), start.model, start.usual, costs);
+        self.since_start = Some(Arc::new(renewed));
+        is_slower
+    }
+
+    fn between(&self, first: &[Rank], peers: usize, model: CostModel, usual: PairCost, costs: PairCosts) -> BetweenHosts {
+        let mut hosts = vec![0; peers];
+        for (rank, host) in self.hosts.iter().enumerate() {
+            hosts[self.members[rank]] = first.iter().position(|first| first == host).unwrap_or(0);
+        }
+        BetweenHosts { hosts, model, usual, costs, last: Mutex::default() }
+    }
+
+    /// Returns what was measured between the hosts, and which of these those of some ranks are.
     pub(crate) fn costs_between(&self, first: &[Rank]) -> Option<(&BetweenHosts, Vec<usize>)> {
         let Backing::Network(network) = &self.backing else { return None };
-        let between = network.between_hosts.get()?;
+        let between = self.since_start.as_deref().or_else(|| network.between_hosts.get())?;
         Some((between, first.iter().map(|&rank| between.hosts[self.members[rank]]).collect()))
     }
 
@@ -343,6 +362,7 @@ impl Fabric {
         let hosts = ranks.iter().map(|&rank| same_host(rank).unwrap_or(0)).collect();
         let mut part = Fabric::new(self.backing.clone(), comm_id, rank, members, hosts, self.recorder.clone());
         part.host = self.host.clone();
+        part.since_start = self.since_start.clone();
         part
     }
 }

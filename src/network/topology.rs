@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::config::{self, Env, process_env, topology_path};
 use crate::error::Result;
-use crate::schedule::order::PairCosts;
+use crate::schedule::order::{PairCost, PairCosts};
 use crate::schedule::select::CostModel;
 
 /// The path of a host, and what says it.
@@ -98,13 +98,15 @@ impl HostOrder {
     }
 }
 
-/// What messages between the hosts of a job cost, as it has measured.
+/// What messages between the hosts of a job cost, as it has measured at the start, or a communicator since.
 pub(crate) struct BetweenHosts {
     /// The host of each rank of the job, in the order of `costs`.
     pub(crate) hosts: Vec<usize>,
     pub(crate) costs: PairCosts,
-    /// The costs if all links were as the one between the first two hosts.
+    /// The costs if all links were as `usual`.
     pub(crate) model: CostModel,
+    /// What the link between the first two hosts cost at the start.
+    pub(crate) usual: PairCost,
     /// The order of these hosts, which was asked for last.
     pub(super) last: Mutex<(Vec<usize>, Vec<usize>)>,
 }

@@ -131,6 +131,11 @@ impl PairCosts {
         some
     }
 
+    /// Returns whether a link carries clearly less than it does by other costs of these hosts.
+    pub(crate) fn is_slower_than(&self, other: &PairCosts) -> bool {
+        self.all().zip(other.all()).any(|(link, before)| is_more(link.per_byte, before.per_byte))
+    }
+
     fn ring(&self, order: &[usize]) -> RingCost {
         let links = (0..order.len()).map(|at| self.of(order[at], order[(at + 1) % order.len()]));
         let add = |ring: RingCost, link: PairCost| RingCost {

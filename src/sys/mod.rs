@@ -99,7 +99,7 @@ pub(crate) use socket::{
     is_resource_shortage, limit_unsent, listen, listen_anywhere, listen_within, own_loopback, receive, resource_shortage, send,
     set_congestion_control, shortage_of, tcp_socket,
 };
-pub(crate) use socket_watch::{Flow, SocketInfo, SocketWatch};
+pub(crate) use socket_watch::{Flow, SocketInfo, SocketWatch, sent_by_host};
 pub use topology::{Domain, domains};
 pub(crate) use topology::{Domains, Processors, affinity, is_crowded};
 pub(crate) use wait::{Backoff, Patience, Waiting};

@@ -45,6 +45,24 @@ pub(crate) struct Flow {
     pub(crate) is_full: bool,
 }
 
+/// Returns how many bytes this host has sent so far, from all of its interfaces; `None` if the system does not say.
+pub(crate) fn sent_by_host() -> Option<u64> {
+    #[cfg(target_os = "linux")]
+    {
+        let table = std::fs::read_to_string("/proc/self/net/dev").ok()?;
+        // Behind the name are eight numbers of what was received.
+        let sent = |line: &str| {
+            let (name, numbers) = line.split_once(':')?;
+            (name.trim() != "lo").then(|| numbers.split_whitespace().nth(8)?.parse::<u64>().ok()).flatten()
+        };
+        Some(table.lines().filter_map(sent).sum())
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        None
+    }
+}
+
 impl SocketWatch {
     /// Watches a connection. Drop the watch before the connection: the system may give the
     /// descriptor to another file, about which the watch would then ask.

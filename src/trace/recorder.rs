@@ -13,7 +13,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::log::OpLog;
-use super::pace::{self, Change, Kind, Slow};
+use super::pace::{self, Change, Kind, Seen, Slow};
 use super::statistics::Counters;
 use super::traffic::LinkTable;
 use crate::error::{Error, Result};
@@ -22,6 +22,9 @@ use crate::schedule::select::Choice;
 use crate::sys::{self, Flow, NotOpened, Timeline};
 use crate::timeouts::FILE_SYSTEM;
 use crate::types::{Member, Rank};
+
+/// The most links of a process at which one look asks the system: it takes a microsecond for each.
+const MOST_LOOKS: usize = 64;
 
 /// The operations of one communicator on one rank.
 pub(crate) struct Recording {
@@ -56,18 +59,31 @@ impl Recording {
 
     /// Looks at what the links of a process carry, and logs which ones have become slow and which have recovered.
     pub(crate) fn look_at_links<'a>(recordings: impl Iterator<Item = &'a Recording>) {
-        let flows = recordings.flat_map(|recording| recording.links.flows().into_iter().map(move |flow| (recording, flow)));
+        let used = recordings.flat_map(|recording| recording.links.used().into_iter().map(move |link| (recording, link)));
+        let used: Vec<_> = used.take(MOST_LOOKS + 1).collect();
+        // With more links, it is not known whether a full one is alone.
+        if used.len() > MOST_LOOKS {
+            used.iter().for_each(|(_, (_, traffic))| _ = traffic.look(Seen::default(), None));
+            return;
+        }
+        let flows = used.into_iter().filter_map(|(recording, (peer, traffic))| Some((recording, peer, traffic.flow()?, traffic)));
         let flows: Vec<_> = flows.collect();
         // Several links share the interface, and then what each carries depends on the others.
-        let is_alone = flows.iter().filter(|(_, (_, _, flow))| flow.is_full).count() == 1;
-        for (recording, (peer, traffic, flow)) in flows {
+        let is_alone = flows.iter().filter(|(_, _, flow, _)| flow.is_full).count() == 1;
+        let of_host = if is_alone { sys::sent_by_host().unwrap_or(0) } else { 0 };
+        for (recording, peer, flow, traffic) in flows {
             let is_full = flow.is_full && is_alone;
             let kind = if is_full { recording.kind() } else { None };
-            if let Some(change) = traffic.look(Flow { is_full, ..flow }, kind) {
+            if let Some(change) = traffic.look(Seen { flow: Flow { is_full, ..flow }, of_host }, kind) {
                 recording.log_change(peer, change);
                 recording.has_changed.store(true, Ordering::Relaxed);
             }
         }
+    }
+
+    /// Notes that all links carry what they did, also those that nothing uses.
+    pub(crate) fn links_recovered(&self) {
+        self.links.recover().into_iter().for_each(|peer| self.log_change(peer, Change::Recovered));
     }
 
     /// Returns whether a link has become slow or has recovered since the last time.
@@ -78,7 +94,8 @@ impl Recording {
     /// Returns the kind of the last operation, if it was a long one.
     fn kind(&self) -> Option<Kind> {
         let last = self.history.last(&Timeline::up_to_now())?;
-        pace::kind(last.descriptor.op, last.bytes)
+        let algorithm = choice(last.path).map(|choice| choice.between.unwrap_or(choice.algorithm));
+        pace::kind(last.descriptor.op, algorithm, last.bytes)
     }
 
     /// Logs that a link has become slow or has recovered.

@@ -5,12 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::pace::{Change, Kind, Pace, Slow};
+use super::pace::{Change, Kind, Pace, Seen, Slow};
 use crate::sys::{Flow, SocketWatch};
 use crate::types::Rank;
-
-/// The most links of a communicator at which one look asks the system: it takes a microsecond for each.
-const MOST_LOOKS: usize = 64;
 
 /// The bytes of one link. The thread that uses the link counts, and any thread may read.
 #[derive(Default)]
@@ -55,11 +52,13 @@ impl Traffic {
         self.lost_rails.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns what the sockets carry, unless nothing was written since the last time.
-    fn flow(&self) -> Option<Flow> {
-        if !self.pace.lock().is_due(self.sent.load(Ordering::Relaxed)) {
-            return None;
-        }
+    /// Returns whether anything was written, or waited, since the last time.
+    fn is_due(&self) -> bool {
+        self.pace.lock().is_due(self.sent.load(Ordering::Relaxed))
+    }
+
+    /// Returns what the sockets carry, if the system says so.
+    pub(super) fn flow(&self) -> Option<Flow> {
         let flows: Option<Vec<Flow>> = self.sockets.lock().iter().map(|socket| socket.read()?.flow).collect();
         let flows = flows.filter(|flows| !flows.is_empty())?;
         // The connections of one link share its bytes.
@@ -70,9 +69,9 @@ impl Traffic {
         })
     }
 
-    /// Takes what the sockets carry, as [`Pace::look`]. Returns what has changed.
-    pub(super) fn look(&self, flow: Flow, kind: Option<Kind>) -> Option<Change> {
-        self.pace.lock().look(flow, kind)
+    /// As [`Pace::look`].
+    pub(super) fn look(&self, seen: Seen, kind: Option<Kind>) -> Option<Change> {
+        self.pace.lock().look(seen, kind)
     }
 
     /// Forgets the sockets, which the link is about to close.
@@ -126,11 +125,17 @@ impl LinkTable {
         links.push((past, traffic));
     }
 
-    /// Returns what the links carry over which anything was written lately.
-    pub(super) fn flows(&self) -> Vec<(Rank, Arc<Traffic>, Flow)> {
-        let links = self.0.lock().clone();
-        let flow = |(link, traffic): (LinkTotal, Arc<Traffic>)| traffic.flow().map(|flow| (link.peer, traffic, flow));
-        links.into_iter().filter_map(flow).take(MOST_LOOKS).collect()
+    /// Returns the links over which anything was written lately.
+    pub(super) fn used(&self) -> Vec<(Rank, Arc<Traffic>)> {
+        let links = self.0.lock();
+        let used = links.iter().filter(|(_, traffic)| traffic.is_due());
+        used.map(|(link, traffic)| (link.peer, traffic.clone())).collect()
+    }
+
+    /// Forgets which links are slow. Returns their peers.
+    pub(super) fn recover(&self) -> Vec<Rank> {
+        let links = self.0.lock();
+        links.iter().filter(|(_, traffic)| traffic.pace.lock().recover()).map(|(link, _)| link.peer).collect()
     }
 
     /// Returns what went over each link, by peer, for at most `most` of them.

@@ -2,7 +2,8 @@
 //!
 //! Each rank notices that of its own links ([`Recording`](crate::trace::Recording)). At times all ranks ask each
 //! other whether one of them has noticed anything ([`Inquiry`](crate::exec::inquiry::Inquiry)), and measure the
-//! pairs of hosts again if so.
+//! pairs of hosts again if so. As long as a link carries less than at the start, they go on to measure: it may be
+//! one that nothing uses any more.
 
 use std::time::Duration;
 
@@ -11,37 +12,66 @@ use crate::buffer::RawSliceMut;
 use crate::call::Call;
 use crate::error::Result;
 use crate::exec::core::Core;
+use crate::exec::inquiry::Inquiry;
 use crate::failure::OpContext;
 use crate::schedule::Algorithm;
+use crate::schedule::select::Choice;
 use crate::types::{DType, Op, ReduceOp};
 
 impl Core {
     /// Counts a collective that uses links, before it runs, and asks the other ranks if it is time.
     #[cold]
-    pub(in crate::exec) fn inquire(&mut self, context: &OpContext<'_>, call: &Call) -> Result<()> {
+    pub(in crate::exec) fn inquire(&mut self, context: &OpContext<'_>, call: &Call, choice: Choice) -> Result<()> {
         let bytes = call.bytes(self.layout.ranks);
         let Some(inquiry) = &mut self.inquiry else { return Ok(()) };
         // Of an operation with counts, ranks know different bytes.
         if call.op.has_counts() || !inquiry.is_due(bytes) {
             return Ok(());
         }
+        // The call and what comes before it share one deadline.
+        context.begin();
         let has_changed = inquiry.take_open() | self.recording.take_change();
-        let mut words = [u64::from(has_changed), u64::MAX - context.timeout().as_nanos() as u64];
+        let left = u64::try_from(context.left().as_nanos()).unwrap_or(u64::MAX);
+        let words = [u64::from(has_changed), u64::MAX - left];
+        let [has_changed, rest] = self.ask(context, (call.op, choice), ReduceOp::Max, words)?;
+        if has_changed == 0 {
+            return Ok(());
+        }
+        // On a link that the call does not use, a message without a tag may wait for its receive.
+        let messages = [self.messages_on_their_way(), 0];
+        let [messages, _] = self.ask(context, (call.op, choice), ReduceOp::Sum, messages)?;
+        if messages > 0 {
+            self.inquiry.iter_mut().for_each(Inquiry::postpone);
+            return Ok(());
+        }
+        if context.info.rank == 0 {
+            crate::log::info!("a link has changed: each pair of hosts is measured again");
+        }
+        let most = most_time(ALL_ROUNDS, Duration::from_nanos(u64::MAX - rest));
+        // Other work may disturb the links: later jobs do not get these costs.
+        let again = self.measure_pairs_again(context, most, false)?;
+        let is_as_before = again.is_some_and(|again| again.measured.unconfirmed == 0 && !again.is_slower);
+        if is_as_before {
+            self.recording.links_recovered();
+        }
+        self.inquiry.iter_mut().for_each(|inquiry| inquiry.answered(is_as_before));
+        Ok(())
+    }
+
+    /// Reduces two words of each rank over the links that a call uses, if its schedule can.
+    fn ask(&mut self, context: &OpContext<'_>, call: (Op, Choice), redop: ReduceOp, words: [u64; 2]) -> Result<[u64; 2]> {
+        let mut words = words;
         let question = Call::in_place(Op::AllReduce, DType::U64, RawSliceMut::of(&mut words));
-        let question = Call { redop: Some(ReduceOp::Max), ..question };
+        let question = Call { redop: Some(redop), ..question };
+        let (op, Choice { algorithm, between }) = call;
+        let alike = |algorithm| if op == Op::AllReduce { algorithm } else { Algorithm::Ring };
         // SAFETY: `words` is borrowed for the call.
-        unsafe { self.run_in_order_of_ranks(context.clone(), &question, Algorithm::RecursiveDoubling, None)? };
-        let [has_changed, rest] = words;
-        if has_changed > 0 {
-            if context.info.rank == 0 {
-                crate::log::info!("a link has changed: each pair of hosts is measured again");
-            }
-            let most = most_time(ALL_ROUNDS, Duration::from_nanos(u64::MAX - rest));
-            let measured = self.measure_pairs_again(context, most)?;
-            if let Some(inquiry) = &mut self.inquiry {
-                inquiry.answered(measured.is_some_and(|(_, measured)| measured.unconfirmed == 0));
+        unsafe {
+            match between {
+                Some(between) => self.run_hierarchical(context, &question, alike(between))?,
+                None => self.run_by_messages(context.clone(), &question, alike(algorithm))?,
             }
         }
-        Ok(())
+        Ok(words)
     }
 }

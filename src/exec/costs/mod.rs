@@ -10,7 +10,7 @@ pub(crate) mod cache;
 mod change;
 mod pairs;
 
-pub(crate) use pairs::{Measured, short_names};
+pub(crate) use pairs::{Again, Measured, short_names};
 
 use std::time::{Duration, Instant};
 
@@ -73,11 +73,10 @@ impl Core {
     }
 
     /// Measures each pair of hosts, for people, who can wait longer than a start. All ranks call this together,
-    /// between two operations. Returns the names of the hosts and what was found; `None` if they cannot be
-    /// measured.
-    pub(super) fn measure_hosts_in_peace(&mut self, info: &CommInfo) -> Result<Option<(Vec<String>, Measured)>> {
+    /// between two operations. Returns `None` if the hosts cannot be measured.
+    pub(super) fn measure_hosts_in_peace(&mut self, info: &CommInfo) -> Result<Option<Again>> {
         let most = most_time(IN_PEACE * rounds(self.first_on_host.len()) as u32, info.timeout);
-        self.measure_pairs_again(&connecting(info), most)
+        self.measure_pairs_again(&connecting(info), most, true)
     }
 
     fn measure_network(&mut self, info: &CommInfo) -> Result<()> {

@@ -43,6 +43,15 @@ pub(crate) struct Measured {
     pub(crate) unconfirmed: usize,
 }
 
+/// What another measurement of all pairs has found.
+pub(crate) struct Again {
+    /// The hosts.
+    pub(crate) names: Vec<String>,
+    pub(crate) measured: Measured,
+    /// Whether a link carries clearly less than at the start.
+    pub(super) is_slower: bool,
+}
+
 /// Which of the pairs that should have met.
 #[derive(PartialEq)]
 enum Met {
@@ -91,22 +100,21 @@ impl Core {
     }
 
     /// Measures each pair of hosts again, and visits the hosts in the order that is best now, if their order
-    /// follows what was measured. The hosts meet for about `most`. All ranks call this together. Returns the names
-    /// of the hosts and what was found; `None` if they cannot be measured.
+    /// follows what was measured. The hosts meet for about `most`. All ranks call this together. `do_keep` as of
+    /// [`Core::meet_all`]. Returns `None` if the hosts cannot be measured.
     #[cold]
     pub(in crate::exec) fn measure_pairs_again(
         &mut self,
         context: &OpContext<'_>,
         most: Duration,
-    ) -> Result<Option<(Vec<String>, Measured)>> {
+        do_keep: bool,
+    ) -> Result<Option<Again>> {
         let mut first = self.first_on_host.to_vec();
         first.sort_unstable();
         let Some(names) = self.names_of(&first) else { return Ok(None) };
-        let Some(measured) = self.meet_all(context, &first, &names, most, true)? else { return Ok(None) };
-        if self.inquiry.is_some() {
-            self.follow(&first, &measured.costs);
-        }
-        Ok(Some((names, measured)))
+        let Some(measured) = self.meet_all(context, &first, &names, most, do_keep)? else { return Ok(None) };
+        let is_slower = self.inquiry.is_some() && self.follow(first, measured.costs.clone());
+        Ok(Some(Again { names, measured, is_slower }))
     }
 
     /// Returns the names of the hosts, of which these are the first ranks; `None` if not all pairs of them are
