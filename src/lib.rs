@@ -127,7 +127,7 @@ pub use types::{DType, Descriptor, Element, Op, Rank, ReduceOp, Tag, UnknownName
 
 /// The cost model with which kolo chooses its algorithms.
 pub mod plan {
-    pub use crate::exec::costs::cache::{MeasuredCosts, PairClass, measured, order_of_hosts};
+    pub use crate::exec::costs::cache::{MeasuredCosts, MeasuredHosts, PairClass, measured, measured_hosts};
     pub use crate::schedule::select::{Candidate, Choice, CostModel, Layout, LinkCost, candidates};
     // For the program `kolo`, which simulates schedules.
     #[doc(hidden)]

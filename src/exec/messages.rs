@@ -126,15 +126,9 @@ impl Core {
         unsafe { self.run_schedule(context, call, call.problem(rank, ranks.len()), Some(ranks), algorithm, compression) }
     }
 
-    /// The ranks in the order in which a schedule of all ranks visits them, if that is another one than
-    /// theirs. Schedules that move runs of consecutive blocks keep the order of ranks, and so do direct
-    /// ones, which reduce in that order.
+    /// The ranks in the order in which a schedule of all ranks visits them, if that is another one than theirs.
     fn order_of(&self, op: Op, algorithm: Algorithm) -> Option<Arc<[Rank]>> {
-        let follows_hosts = match op {
-            Op::AllReduce | Op::Reduce | Op::Broadcast | Op::Barrier => algorithm != Algorithm::Direct,
-            _ => moves_blocks(op) && matches!(algorithm, Algorithm::Ring | Algorithm::TwoLevel),
-        };
-        self.order.clone().filter(|_| follows_hosts)
+        self.order.clone().filter(|_| algorithm.follows_hosts(op))
     }
 
     /// Hands the engine a schedule. `ranks` are those of the problem, in its order; all if `None`.

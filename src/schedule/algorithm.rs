@@ -36,6 +36,19 @@ numbered! {
 }
 
 impl Algorithm {
+    /// Returns whether the schedule of all ranks visits the hosts in their best order. Schedules that move runs
+    /// of consecutive blocks keep the order of ranks, and so do direct ones, which reduce in that order.
+    #[doc(hidden)]
+    pub fn follows_hosts(self, op: Op) -> bool {
+        match op {
+            Op::AllReduce | Op::Reduce | Op::Broadcast | Op::Barrier => self != Algorithm::Direct,
+            Op::AllGather | Op::AllGatherV | Op::ReduceScatter | Op::ReduceScatterV => {
+                matches!(self, Algorithm::Ring | Algorithm::TwoLevel)
+            }
+            _ => false,
+        }
+    }
+
     /// Returns whether [`Algorithm::TwoLevel`] can execute `op`. Exchanges of blocks need racks of
     /// one size.
     pub(crate) fn has_two_levels(op: Op, racks_are_even: bool) -> bool {

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
-use kolo::plan::{Candidate, CostModel, Layout, MeasuredCosts, PairClass, candidates, measured, order_of_hosts};
+use kolo::plan::{Candidate, CostModel, Layout, MeasuredCosts, MeasuredHosts, PairClass, candidates, measured, measured_hosts};
 use kolo::settings::{BANDWIDTH, bandwidth, selection_of_environment, topology_of_environment};
 use kolo::{Algorithm, Op};
 
@@ -16,6 +16,7 @@ use crate::names::{named, none};
 use crate::table::{Side, Table, say_prose};
 use crate::units::{bytes, count, duration, show_bytes, show_seconds};
 use crate::{Failure, say};
+use timing::Links;
 
 /// Arguments of `kolo plan`.
 #[derive(ClapArgs)]
@@ -81,15 +82,14 @@ pub(crate) fn plan(args: &Args) -> Result<(), Failure> {
     if let Some(rate) = args.bandwidth {
         model.network.per_byte = 1e-9 / rate;
     }
-    if args.measured {
-        use_measured(&mut model, args)?;
-    }
+    let links = if args.measured { use_measured(&mut model, args)? } else { None };
     let (ranks, hosts) = (args.ranks as usize, args.hosts as usize);
     let mut layout = Layout::even(ranks, if args.no_windows { ranks } else { hosts });
     layout.windows &= !args.no_windows;
     let layout = args.simulation.in_racks(layout, &mut model, args.measured).map_err(Failure::Usage)?;
     let bytes = if args.op == Op::Barrier { 0 } else { args.bytes };
-    let scenario = args.simulation.scenario(layout, model).map_err(Failure::Usage)?;
+    let mut scenario = args.simulation.scenario(layout, model).map_err(Failure::Usage)?;
+    scenario.links = links.filter(|links| links.order.len() == layout.hosts && layout.racks == 1);
     if let Some(folder) = &args.simulation.plots {
         return Ok(plots::draw(&scenario, folder)?);
     }
@@ -172,8 +172,8 @@ fn json(candidate: &Candidate, is_chosen: bool) -> serde_json::Value {
 }
 
 /// Takes the latest of what jobs have measured from this machine, and prints all of it, unless JSON is
-/// printed.
-fn use_measured(model: &mut CostModel, args: &Args) -> Result<(), String> {
+/// printed. Returns the links, if each two hosts were measured.
+fn use_measured(model: &mut CostModel, args: &Args) -> Result<Option<Links>, String> {
     let known = measured();
     let Some(latest) = known.iter().find(|costs| costs.class != PairClass::Pair) else {
         return Err("no job has measured costs from this machine: a job over several hosts does when it starts, unless \
@@ -201,18 +201,19 @@ fn use_measured(model: &mut CostModel, args: &Args) -> Result<(), String> {
     let inside = if latest.class == PairClass::Hosts { latest } else { of_class(PairClass::SameRack).unwrap_or(latest) };
     (model.network, model.reduce) = (inside.network, inside.reduce);
     *model = model.with_uplink(of_class(PairClass::OtherRack).map_or(inside.network, |costs| costs.network));
-    let ordered = order_of_hosts(&known, *model);
+    let pairs = measured_hosts(&known, *model);
     if !args.simulation.json {
         table.say(args.wide);
-        if let Some((hosts, _)) = &ordered {
-            say(&format!("schedules visit {}", hosts.join(", ")));
+        if let Some(MeasuredHosts { hosts, order, .. }) = &pairs {
+            let order: Vec<&str> = order.iter().map(|&host| &*hosts[host]).collect();
+            say(&format!("schedules visit {}", order.join(", ")));
         }
         say("");
     }
-    if let Some((_, along)) = ordered {
+    Ok(pairs.map(|MeasuredHosts { order, links, model: along, .. }| {
         *model = along;
-    }
-    Ok(())
+        Links { order, costs: links }
+    }))
 }
 
 /// Returns the main reason why a candidate loses to the winner.

@@ -171,6 +171,16 @@ fn costs_are_measured_once_and_kept() {
     let ordered = plan("--measured");
     let shown = text(&ordered.stdout);
     assert!(shown.contains("\nschedules visit a, b, d, c\n") || shown.contains("\nschedules visit a, c, d, b\n"), "{ordered:?}");
+    // A simulation of these hosts has their links: a ring goes around the slow one, a direct schedule does not.
+    let arguments =
+        ["plan", "all_reduce", "--bytes", "16M", "--ranks", "4", "--hosts", "4", "--measured", "--simulate", "--json"];
+    let simulated = program().args(arguments).env("KOLO_CACHE_DIR", &folder).stdin(Stdio::null()).output().unwrap();
+    let all: serde_json::Value = serde_json::from_slice(&simulated.stdout).unwrap();
+    let seconds = |name: &str| {
+        let row = all["algorithms"].as_array().unwrap().iter().find(|row| row["algorithm"] == name);
+        row.unwrap_or_else(|| panic!("no {name}: {all}"))["simulated_s"].as_f64().unwrap()
+    };
+    assert!(3.0 * seconds("ring") < seconds("direct"), "{all}");
 
     // What another program has written is measured again, and replaced.
     std::fs::write(&file, "garbage").unwrap();

@@ -95,20 +95,33 @@ pub fn measured() -> Vec<MeasuredCosts> {
     known
 }
 
-/// Returns the hosts of the latest job that has measured each two of its hosts, in the order in which its
-/// schedules visit them, and the costs along that order. `known` are the costs that [`measured`] returns, and
-/// `model` has those of [`PairClass::Hosts`].
-pub fn order_of_hosts(known: &[MeasuredCosts], model: CostModel) -> Option<(Vec<String>, CostModel)> {
+/// The hosts of a job that has measured each two of them.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct MeasuredHosts {
+    /// Their names and addresses, in the order of their ranks.
+    pub hosts: Vec<String>,
+    /// The order in which schedules visit them.
+    pub order: Vec<usize>,
+    /// What messages between two of them cost, by both hosts.
+    pub links: Vec<Vec<LinkCost>>,
+    /// The model by which such a job chooses its algorithms.
+    pub model: CostModel,
+}
+
+/// Returns the hosts of the latest job that has measured each two of its hosts. `known` are the costs that
+/// [`measured`] returns, and `model` has those of [`PairClass::Hosts`].
+pub fn measured_hosts(known: &[MeasuredCosts], model: CostModel) -> Option<MeasuredHosts> {
     let pairs = || known.iter().filter(|entry| entry.class == PairClass::Pair && entry.from != entry.to && entry.is_young());
     let latest = pairs().map(|entry| entry.at).max()?;
     let pairs: Vec<&MeasuredCosts> = pairs().filter(|entry| entry.at == latest).collect();
-    let mut hosts: Vec<&String> = Vec::new();
+    let mut hosts: Vec<String> = Vec::new();
     for host in pairs.iter().flat_map(|entry| [&entry.from, &entry.to]) {
-        if !hosts.contains(&host) {
-            hosts.push(host);
+        if !hosts.contains(host) {
+            hosts.push(host.clone());
         }
     }
-    let at = |name: &String| hosts.iter().position(|&host| host == name);
+    let at = |name: &String| hosts.iter().position(|host| host == name);
     let mut costs = PairCosts::new(hosts.len());
     for MeasuredCosts { from, to, network, .. } in pairs {
         costs.set(at(from)?, at(to)?, PairCost::of(*network));
@@ -119,7 +132,8 @@ pub fn order_of_hosts(known: &[MeasuredCosts], model: CostModel) -> Option<(Vec<
     }
     let order = costs.order().unwrap_or_else(|| (0..hosts.len()).collect());
     let model = costs.model(model, costs.of(0, 1), &order);
-    Some((order.into_iter().map(|host| hosts[host].clone()).collect(), model))
+    let links = (0..hosts.len()).map(|a| (0..hosts.len()).map(|b| costs.of(a, b).link()).collect()).collect();
+    Some(MeasuredHosts { hosts, order, links, model })
 }
 
 impl Pair {
@@ -292,23 +306,25 @@ mod tests {
             MeasuredCosts { from: from.to_owned(), class: PairClass::Pair, network, ..entry(to, seconds) }
         };
         let (even, at) = (CostModel::default(), now() - 60);
-        assert_eq!(order_of_hosts(&[entry("b", at)], even), None);
+        assert_eq!(measured_hosts(&[entry("b", at)], even), None);
         // A host and itself, and a pair of a former job.
         let mut known = vec![entry("b", at + 1), pair("a", "a", 1e-9, at), pair("x", "y", 1e-9, at - 1)];
         for (from, to) in [("a", "b"), ("a", "c"), ("a", "d"), ("b", "c"), ("b", "d"), ("c", "d")] {
             let known_before = known.clone();
             known.push(pair(from, to, if (from, to) == ("b", "c") { 80e-9 } else { 8e-9 }, at));
             // As of two jobs in one second.
-            let missing = order_of_hosts(&known_before, even);
+            let missing = measured_hosts(&known_before, even);
             assert!(known_before.len() < 5 || missing.is_none(), "{missing:?}");
         }
         for (from, to) in [("a", "b"), ("a", "c"), ("b", "c")] {
             // Nothing old counts, nor what the future will bring.
             known.extend([1, now() + 1000].map(|at| pair(from, to, if from == "a" { 1e-9 } else { 9e-9 }, at)));
         }
-        let (order, model) = order_of_hosts(&known, even).unwrap();
-        let apart =
-            order.iter().position(|host| host == "b").unwrap().abs_diff(order.iter().position(|host| host == "c").unwrap());
+        let MeasuredHosts { hosts, order, links, model } = measured_hosts(&known, even).unwrap();
+        assert_eq!(hosts, ["a", "b", "c", "d"]);
+        assert!(links[1][2].per_byte > 9.0 * links[0][3].per_byte && links[2][1] == links[1][2]);
+        let place = |host: usize| order.iter().position(|&other| other == host).unwrap();
+        let apart = place(1).abs_diff(place(2));
         assert_eq!((order.len(), apart, model.ring), (4, 2, Some(even.network)), "{order:?}");
         assert!(model.network.per_byte > 9.0 * even.network.per_byte);
     }

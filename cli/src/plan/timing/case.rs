@@ -56,7 +56,7 @@ impl Case<'_> {
 
     /// Returns after how many ranks the schedules repeat, rotated; `None` if they do not.
     fn period(&self) -> Option<usize> {
-        let Scenario { layout, processors, .. } = self.scenario;
+        let Scenario { layout, processors, links, .. } = self.scenario;
         let is_rotated = match self.programme.moves.algorithm {
             Algorithm::Ring => matches!(self.programme.moves.op, Op::AllReduce | Op::AllGather | Op::ReduceScatter),
             Algorithm::Direct => matches!(self.programme.moves.op, Op::AllReduce | Op::AllGather | Op::ReduceScatter),
@@ -66,7 +66,7 @@ impl Case<'_> {
         // With fewer elements than chunks, some ranks send nothing.
         let has_elements = self.programme.moves.op == Op::Barrier || self.programme.has_elements_for_all();
         let period = self.placement.period()?;
-        (is_rotated && has_elements && processors.is_none() && period < layout.ranks).then_some(period)
+        (is_rotated && has_elements && processors.is_none() && links.is_none() && period < layout.ranks).then_some(period)
     }
 
     /// Returns about how many messages the first `ranks` ranks send in all calls.

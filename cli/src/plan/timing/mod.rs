@@ -2,7 +2,8 @@
 //!
 //! Each rank takes its steps in order, on a processor of its own. A message costs its sender and its
 //! receiver `overhead`, travels for `latency`, and passes the interfaces of both hosts byte by byte.
-//! An interface serves the ranks of its host in turns. Racks have an uplink that their hosts share.
+//! An interface serves the ranks of its host in turns. Racks have an uplink that their hosts share. Where each
+//! two hosts were measured, what one sends to another also passes a port of their own.
 //! A step that forwards does so while it receives, as the engine does.
 //!
 //! `world` runs the events, `network` has the interfaces, `placement` says where the ranks are,
@@ -23,4 +24,4 @@ mod tests;
 mod world;
 
 pub(super) use case::simulate;
-pub(super) use scenario::{Scenario, Simulated};
+pub(super) use scenario::{Links, Scenario, Simulated};

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use kolo::Rank;
-use kolo::plan::CostModel;
+use kolo::plan::{CostModel, LinkCost};
 
 use super::placement::Placement;
 
@@ -67,6 +67,8 @@ pub(super) struct Network<'a> {
     /// The numbers of hosts and racks that are simulated.
     hosts: usize,
     racks: usize,
+    /// What messages between two hosts cost, by both, if that differs.
+    links: Option<Vec<Vec<LinkCost>>>,
 }
 
 impl<'a> Network<'a> {
@@ -77,16 +79,39 @@ impl<'a> Network<'a> {
         burst: f64,
         oversubscription: f64,
         rack_latency: f64,
+        links: Option<Vec<Vec<LinkCost>>>,
     ) -> Network<'a> {
         let hosts = placement.host_of(period - 1) + 1;
         let racks = placement.rack_of(hosts - 1) + 1;
-        let interface = |_| Port::new(model.network.per_byte, burst);
+        // Plots have other numbers of hosts.
+        let links = links.filter(|links| links.len() == hosts);
+        // An interface carries what its fastest link does.
+        let fastest = |host: usize| {
+            let row = |links: &Vec<Vec<LinkCost>>| {
+                let others = (0..hosts).filter(|&other| other != host).map(|other| links[host][other].per_byte);
+                others.fold(f64::INFINITY, f64::min)
+            };
+            links.as_ref().filter(|_| hosts > 1).map_or(model.network.per_byte, row)
+        };
+        let interface = |port: usize| Port::new(fastest(port % hosts), burst);
         let uplink =
             |rack: usize| Port::new(model.network.per_byte * oversubscription / placement.in_rack(rack % racks) as f64, 0.0);
         let copies = |_| Port::new(model.local.per_byte, 0.0);
         let interfaces = (0..2 * hosts).map(interface);
-        let ports = interfaces.chain((0..2 * racks).map(uplink)).chain((0..period).map(copies)).collect();
-        Network { placement, period, model, rack_latency, ports, channels: Vec::new(), found: HashMap::new(), hosts, racks }
+        let between = links.iter().flatten().flatten().map(|link| Port::new(link.per_byte, burst));
+        let ports = interfaces.chain((0..2 * racks).map(uplink)).chain((0..period).map(copies)).chain(between).collect();
+        Network {
+            placement,
+            period,
+            model,
+            rack_latency,
+            ports,
+            channels: Vec::new(),
+            found: HashMap::new(),
+            hosts,
+            racks,
+            links,
+        }
     }
 
     /// Returns the channel to a receiver that is simulated from a sender, or from a simulated sender
@@ -104,11 +129,14 @@ impl<'a> Network<'a> {
         let is_local = from_host == to_host;
         // A message of no bytes takes the latency, which contains the processor time at both ends.
         let cost = if is_local { self.model.local } else { self.model.network };
-        let wire = (cost.latency - 2.0 * cost.overhead).max(0.0);
+        let link = self.links.as_ref().filter(|_| !is_local).map(|links| links[from_host][to_host]);
+        let wire = (link.map_or(cost.latency, |link| link.latency) - 2.0 * cost.overhead).max(0.0);
         let interface_in = self.hosts + in_host;
         let uplink = 2 * self.hosts;
+        let between = uplink + 2 * self.racks + self.period + from_host * self.hosts + to_host;
         let hops = match (is_local, from_rack == to_rack) {
             (true, _) => [None; 3],
+            (_, true) if link.is_some() => [Some((between, wire)), Some((interface_in, 0.0)), None],
             (_, true) => [Some((interface_in, wire)), None, None],
             _ => [
                 Some((uplink + from_rack % self.racks, wire)),

@@ -1,7 +1,7 @@
 //! What is simulated, and what a simulation finds.
 
-use kolo::Rank;
-use kolo::plan::{CostModel, Layout, mix};
+use kolo::plan::{CostModel, Layout, LinkCost, mix};
+use kolo::{Algorithm, Op, Rank};
 
 /// The bytes of an element. Sizes are rounded up to whole elements.
 pub(super) const ELEMENT: u64 = 4;
@@ -32,6 +32,28 @@ pub(in crate::plan) struct Scenario {
     pub(in crate::plan) processors: Option<usize>,
     /// How many calls follow each other. Times are of one call, the mean.
     pub(in crate::plan) calls: usize,
+    /// What messages between each two hosts cost; `None` if all links are alike. Not with racks.
+    pub(in crate::plan) links: Option<Links>,
+}
+
+/// The links between each two hosts.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::plan) struct Links {
+    /// The order in which schedules visit the hosts.
+    pub(in crate::plan) order: Vec<usize>,
+    /// By both hosts, in the order of their ranks.
+    pub(in crate::plan) costs: Vec<Vec<LinkCost>>,
+}
+
+impl Links {
+    /// Returns the costs by the places that the hosts have in a schedule.
+    pub(super) fn placed(&self, op: Op, algorithm: Algorithm) -> Vec<Vec<LinkCost>> {
+        if !algorithm.follows_hosts(op) {
+            return self.costs.clone();
+        }
+        let row = |&a: &usize| self.order.iter().map(|&b| self.costs[a][b]).collect();
+        self.order.iter().map(row).collect()
+    }
 }
 
 impl Scenario {
@@ -49,6 +71,7 @@ impl Scenario {
             burst: 0.0,
             processors: None,
             calls: 1,
+            links: None,
         }
     }
 

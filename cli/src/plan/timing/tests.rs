@@ -6,7 +6,7 @@ use kolo::{Algorithm, Op};
 use super::case::Case;
 use super::placement::Placement;
 use super::programme::Programme;
-use super::scenario::{ELEMENT, Method, Scenario, Simulated};
+use super::scenario::{ELEMENT, Links, Method, Scenario, Simulated};
 use super::simulate;
 use super::world::World;
 
@@ -297,4 +297,28 @@ fn large_worlds_are_simulated() {
     let late = Scenario { late: vec![(7, 1.0)], ..scenario };
     let bound = run(Algorithm::Ring, 1 << 20, &late);
     assert_eq!((bound.method, bound.critical), (Method::Bound, 7));
+}
+
+#[test]
+fn schedules_go_around_a_slow_link_in_the_order_that_was_measured() {
+    let scenario = scenario(4, 4);
+    let good = scenario.model.network;
+    let slow = LinkCost::new(LATENCY, 0.0, 10.0 * PER_BYTE);
+    let cost = |a: usize, b: usize| if a.min(b) == 1 && a.max(b) == 2 { slow } else { good };
+    let costs: Vec<Vec<LinkCost>> = (0..4).map(|a| (0..4).map(|b| cost(a, b)).collect()).collect();
+    let time = |algorithm, links| run(algorithm, 16 << 20, &Scenario { links, ..scenario.clone() }).seconds;
+    let in_order = |order: [usize; 4]| Some(Links { order: order.to_vec(), costs: costs.clone() });
+    let even = time(Algorithm::Ring, None);
+    let [ranks, around] = [[0, 1, 2, 3], [0, 1, 3, 2]].map(|order| time(Algorithm::Ring, in_order(order)));
+    assert!((9.0..11.0).contains(&(ranks / even)), "{ranks} {even}");
+    assert!((0.99..1.01).contains(&(around / even)), "{around} {even}");
+    // A direct schedule keeps the order of ranks, and uses all links.
+    let [ranks, around] = [[0, 1, 2, 3], [0, 1, 3, 2]].map(|order| time(Algorithm::Direct, in_order(order)));
+    assert_eq!(ranks, around);
+    // Without a slow link the links cost what all have in common.
+    let alike = Links { order: vec![0, 1, 2, 3], costs: vec![vec![good; 4]; 4] };
+    for algorithm in [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::Direct] {
+        let ratio = time(algorithm, Some(alike.clone())) / time(algorithm, None);
+        assert!((0.99..1.01).contains(&ratio), "{algorithm}: {ratio}");
+    }
 }

@@ -132,7 +132,8 @@ impl<'a> World<'a> {
         late: Vec<f64>,
     ) -> World<'a> {
         let Scenario { model, burst, oversubscription, rack_latency, .. } = *scenario;
-        let network = Network::new(placement, period, model, burst, oversubscription, rack_latency);
+        let links = scenario.links.as_ref().map(|links| links.placed(programme.moves.op, programme.moves.algorithm));
+        let network = Network::new(placement, period, model, burst, oversubscription, rack_latency, links);
         let simulant = |rank: Rank| Simulant {
             stage: Stage::Before,
             calls: scenario.calls.max(1),
