@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::communicator::Communicator;
 use crate::config::{self, CongestionControl, Settings, process_env};
 use crate::error::{Error, Result, shown};
-use crate::exec::costs::{Measured, short_names};
+use crate::exec::costs::{Again, Measured, short_names};
 use crate::host_group::HOME;
 use crate::host_group::area::{AREA, slabs_for};
 use crate::host_group::stage::{KEPT, STAGE};
@@ -70,9 +70,9 @@ pub struct HostLinks {
     pub hosts: Vec<String>,
     /// One for each two hosts.
     pub links: Vec<HostLink>,
-    /// The order in which schedules visit the hosts, unless they follow a topology.
+    /// The order in which schedules visit the hosts; empty if that does not follow from the links.
     pub order: Vec<usize>,
-    /// A warning for each slow link, or that there is none.
+    /// A warning for each link that is slower than most; between sites, slow links are usual.
     pub findings: Vec<Finding>,
 }
 
@@ -84,8 +84,8 @@ pub struct HostLink {
     pub hosts: [usize; 2],
     /// Half of a round trip, in seconds.
     pub latency: f64,
-    /// In the slower direction.
-    pub bytes_per_second: f64,
+    /// In the slower direction; `None` if other work has disturbed the measurement.
+    pub bytes_per_second: Option<f64>,
 }
 
 /// The most hosts each two of which are measured.
@@ -94,8 +94,9 @@ pub const MOST_HOSTS: usize = *ORDERED.end();
 /// How often pairs are measured, at most, that other work has disturbed.
 const MOST_TRIES: usize = 3;
 
-/// Measures each two hosts of a job, for a second a round of pairs at most. All ranks call this together, while no other
-/// operation is in flight. Later jobs find the result, as that of a start.
+/// Measures each two hosts of a job, for a second a round of pairs at most, and up to three times if other work
+/// disturbs it. All ranks call this together, while no other operation is in flight. Later jobs find the result, and
+/// measure anew what is not of it.
 ///
 /// Returns `None` with one host or more than [`MOST_HOSTS`], if ranks of one machine are on several hosts, and if
 /// a message takes too long for that.
@@ -107,28 +108,29 @@ pub fn host_links(comm: &Communicator) -> Result<Option<HostLinks>> {
     for left in (0..MOST_TRIES).rev() {
         let Some(again) = comm.measure_hosts()? else { break };
         if left == 0 || again.measured.unconfirmed == 0 {
-            return Ok(Some(links_of(&again.names, &again.measured)));
+            return Ok(Some(links_of(&again)));
         }
     }
     Ok(None)
 }
 
-fn links_of(hosts: &[String], Measured { exact, costs, unconfirmed }: &Measured) -> HostLinks {
-    let link = |(a, b)| {
-        let link = exact.of(a, b).link();
-        HostLink { hosts: [a, b], latency: link.latency, bytes_per_second: 1.0 / link.per_byte }
+fn links_of(Again { names, measured: Measured { exact, costs, unconfirmed }, is_followed, .. }: &Again) -> HostLinks {
+    let link = |((a, b), &(latency, per_byte)): (_, &(u64, Option<u64>))| HostLink {
+        hosts: [a, b],
+        latency: 1e-9 * latency as f64,
+        bytes_per_second: per_byte.map(|per_byte| 1e12 / per_byte.max(1) as f64),
     };
-    let links: Vec<HostLink> = PairCosts::pairs(hosts.len()).map(link).collect();
+    let links: Vec<HostLink> = PairCosts::pairs(names.len()).zip(exact).map(link).collect();
     let rate = |bytes_per_second: f64| format!("{:.3} Gb/s", 8e-9 * bytes_per_second);
+    // Of a host all links of which are slow, the fastest one says how much it can carry.
     let fastest_of = |some: &[usize]| {
         let is_of = |link: &&HostLink| some.iter().all(|host| link.hosts.contains(host));
-        // All links of a slow host are slow: the fastest one says how much it can carry.
-        let rates = links.iter().filter(is_of).map(|link| link.bytes_per_second);
-        rates.fold(0.0, f64::max)
+        links.iter().filter(is_of).filter_map(|link| link.bytes_per_second).fold(0.0, f64::max)
     };
-    let (slow, shown) = (costs.slow(), short_names(hosts));
+    let (slow, shown) = (costs.slow(), short_names(names));
     let is_slow = |link: &HostLink| slow.iter().any(|slow| slow.hosts.iter().all(|host| link.hosts.contains(host)));
-    let others = links.iter().filter(|link| !is_slow(link)).map(|link| link.bytes_per_second).fold(f64::INFINITY, f64::min);
+    let others = links.iter().filter(|link| !is_slow(link)).filter_map(|link| link.bytes_per_second);
+    let others = others.fold(f64::INFINITY, f64::min);
     let mut findings: Vec<Finding> = slow
         .iter()
         .map(|slow| {
@@ -148,9 +150,8 @@ fn links_of(hosts: &[String], Measured { exact, costs, unconfirmed }: &Measured)
         let found = format!("other work disturbed the measurement of {unconfirmed} of {} pairs", links.len());
         findings.push(Finding::warning("links", found, "try again when the hosts are idle"));
     }
-    let order = costs.order().unwrap_or_else(|| (0..hosts.len()).collect());
-    let hosts = shown.into_iter().map(str::to_owned).collect();
-    HostLinks { hosts, links, order, findings }
+    let order = if *is_followed { costs.order().unwrap_or_else(|| (0..names.len()).collect()) } else { Vec::new() };
+    HostLinks { hosts: shown.into_iter().map(str::to_owned).collect(), links, order, findings }
 }
 
 /// Returns the launcher that has started this process as a rank, and the world size of its job;

@@ -216,10 +216,10 @@ pub(crate) const QUERY: Duration = Duration::from_millis(500);
 /// How often the failure detector looks for operations that wait.
 pub(crate) const DETECTOR_LOOK: Duration = Duration::from_millis(50);
 
-/// How long the bytes are on their way of which a rate is computed: shorter, and other work would decide it.
-pub(crate) const RATE: Duration = Duration::from_millis(500);
+/// How long bytes must be in flight before a rate is computed. Over a shorter time, other work decides it.
+pub(crate) const RATE_WINDOW: Duration = Duration::from_millis(500);
 
-/// For how long, of the time in which bytes are on their way, a link carries little until it counts as slow.
+/// How long a link must carry little, while bytes are in flight, to count as slow.
 pub(crate) const SLOW_LINK: Duration = Duration::from_secs(2);
 
 /// How long an operation waits before its peer is asked, and the first pause before it is asked

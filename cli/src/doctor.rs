@@ -17,8 +17,8 @@ use crate::{Command, Failure, parse, say, show};
 /// Arguments of `kolo doctor`.
 #[derive(ClapArgs)]
 pub(crate) struct Args {
-    /// Measure the link between each two of these hosts, and name the slow ones. As `kolo run`, this
-    /// starts a rank on each over ssh
+    /// Measure the link between each two of these hosts, and name the slow ones. Like `kolo run`, starts
+    /// one rank per host over ssh
     #[arg(long, short = 'H', value_name = "HOSTS")]
     hosts: Option<String>,
     /// Print the findings as JSON
@@ -121,13 +121,16 @@ fn print_links(HostLinks { hosts, links, order, findings, .. }: &HostLinks) {
     say(&format!("{:widest$}    {numbers}  Gb/s", ""));
     for (host, name) in hosts.iter().enumerate() {
         let rates = links.iter().filter(|link| link.hosts[1] == host);
-        let rates: String = rates.map(|link| format!("{:>7.3}", 8e-9 * link.bytes_per_second)).collect();
+        let shown = |rate: Option<f64>| rate.map_or_else(|| "?".to_owned(), |rate| format!("{:.3}", 8e-9 * rate));
+        let rates: String = rates.map(|link| format!("{:>7}", shown(link.bytes_per_second))).collect();
         say(format!("{:>2} {name:widest$} {rates}", at(host)).trim_end());
     }
     say("");
     findings.iter().for_each(print_finding);
     let order: Vec<String> = order.iter().map(|&host| at(host).to_string()).collect();
-    say_wrapped(&format!("{:<8} {:<18} ", name(Severity::Fine), "order"), &format!("schedules visit {}", order.join(", ")));
+    if !order.is_empty() {
+        say_wrapped(&format!("{:<8} {:<18} ", name(Severity::Fine), "order"), &format!("schedules visit {}", order.join(", ")));
+    }
 }
 
 fn print_links_as_json(HostLinks { hosts, links, order, findings, .. }: &HostLinks) {

@@ -71,7 +71,7 @@ impl Core {
     /// Measures each pair of hosts, for people. All ranks call this together, between two operations. Returns
     /// `None` if the hosts cannot be measured.
     pub(crate) fn measure_hosts(&mut self, info: &CommInfo) -> Result<Option<Again>> {
-        self.finish_connecting(info, |core| core.measure_hosts_in_peace(info))
+        self.finish_connecting(info, |core| core.measure_for_doctor(info))
     }
 
     fn try_to_connect(&mut self, info: &CommInfo, began: Instant) -> Result<()> {

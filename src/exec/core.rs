@@ -107,20 +107,21 @@ impl Core {
         let order = between.order(&hosts, &costs);
         self.settings.cost_model.model = costs.model(between.model, between.usual, &order);
         let first: Vec<Rank> = order.iter().map(|&host| self.first_on_host[host]).collect();
+        let inquiry = Inquiry::new(costs.link_of_ring(&order), between.is_slower);
         self.visit(first);
         self.chosen = None;
-        self.inquiry = ORDERED.contains(&hosts.len()).then(|| Inquiry::new(costs.link_of_ring(&order)));
+        self.inquiry = ORDERED.contains(&hosts.len()).then_some(inquiry);
     }
 
     /// Visits hosts in the order that is best by these costs between them. `first` are their lowest ranks. Returns
     /// whether a link carries clearly less than at the start.
     pub(super) fn follow(&mut self, first: Vec<Rank>, costs: PairCosts) -> bool {
         let inquiry = self.inquiry.take();
-        let is_slower = self.fabric.renew_costs(&first, costs);
+        self.fabric.renew_costs(&first, costs);
         self.visit(first);
         self.follow_measured();
         self.inquiry = inquiry;
-        is_slower
+        self.fabric.costs_between(&[]).is_some_and(|(between, _)| between.is_slower)
     }
 
     /// Has schedules visit hosts in this order.
@@ -157,9 +158,9 @@ impl Core {
         self.window.as_ref().map_or((0, 1), |window| (window.rank(), window.members().len()))
     }
 
-    /// How many messages this rank has sent and not received, in all; below zero, it wraps. The sum over all ranks
-    /// is that of messages on their way.
-    pub(super) fn messages_on_their_way(&self) -> u64 {
+    /// How many more messages this rank has sent than received; below zero, it wraps. The sum over all ranks is
+    /// the number of messages in flight.
+    pub(super) fn messages_in_flight(&self) -> u64 {
         let received = |engine: &Engine| (0..self.layout.ranks).map(|peer| engine.received_from(peer)).sum();
         self.sent.iter().sum::<u64>().wrapping_sub(self.engine.as_ref().map_or(0, received))
     }

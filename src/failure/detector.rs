@@ -1,9 +1,10 @@
 //! Detects ranks that are gone or call something else, while operations wait for them.
 //!
 //! Each process has one thread for this. It asks only the peers for which an operation has been
-//! waiting a while, so it costs nothing while all goes well. It detects what no link shows: a rank
+//! waiting a while, so that costs nothing while all goes well. It detects what no link shows: a rank
 //! that ended before there was a link, a host that is cut off, and calls that differ while each
-//! side waits for something else. It also notices links that carry much less than before.
+//! side waits for something else. It also asks the system about the links that are used, and so notices those
+//! that carry much less than before.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -193,31 +193,37 @@ impl Fabric {
     pub(crate) fn keep_costs(&self, first: &[Rank], model: CostModel, costs: PairCosts) {
         if let Backing::Network(network) = &self.backing {
             // Only the first communicator of a job measures.
-            _ = network.between_hosts.set(self.between(first, network.peers.len(), model, costs.of(0, 1), costs));
+            _ = network.between_hosts.set(self.between(first, network.peers.len(), (model, costs.of(0, 1)), costs, false));
         }
     }
 
-    /// Keeps what messages cost now, for this communicator and those that are made of it. Returns whether a link
-    /// carries clearly less than at the start.
-    pub(crate) fn renew_costs(&mut self, first: &[Rank], costs: PairCosts) -> bool {
-        let Backing::Network(network) = &self.backing else { return false };
-        let Some(start) = network.between_hosts.get() else { return false };
+    /// Keeps what messages cost now, for this communicator and those that are made of it, if the job has measured
+    /// at its start.
+    pub(crate) fn renew_costs(&mut self, first: &[Rank], costs: PairCosts) {
+        let Backing::Network(network) = &self.backing else { return };
+        let Some(start) = network.between_hosts.get() else { return };
         let hosts: Vec<usize> = first.iter().map(|&rank| start.hosts[self.members[rank]]).collect();
         let is_slower = costs.is_slower_than(&start.costs.among(&hosts));
-        let renewed = self.between(first, network.peers.len(), start.model, start.usual, costs);
+        let renewed = self.between(first, network.peers.len(), (start.model, start.usual), costs, is_slower);
         self.since_start = Some(Arc::new(renewed));
-        is_slower
     }
 
-    fn between(&self, first: &[Rank], peers: usize, model: CostModel, usual: PairCost, costs: PairCosts) -> BetweenHosts {
+    fn between(
+        &self,
+        first: &[Rank],
+        peers: usize,
+        (model, usual): (CostModel, PairCost),
+        costs: PairCosts,
+        is_slower: bool,
+    ) -> BetweenHosts {
         let mut hosts = vec![0; peers];
         for (rank, host) in self.hosts.iter().enumerate() {
             hosts[self.members[rank]] = first.iter().position(|first| first == host).unwrap_or(0);
         }
-        BetweenHosts { hosts, model, usual, costs, last: Mutex::default() }
+        BetweenHosts { hosts, model, usual, costs, is_slower, last: Mutex::default() }
     }
 
-    /// Returns what was measured between the hosts, and which of these those of some ranks are.
+    /// Returns the measured costs, and the index in them of each given rank's host.
     pub(crate) fn costs_between(&self, first: &[Rank]) -> Option<(&BetweenHosts, Vec<usize>)> {
         let Backing::Network(network) = &self.backing else { return None };
         let between = self.since_start.as_deref().or_else(|| network.between_hosts.get())?;

@@ -32,7 +32,7 @@ pub(crate) struct Mailbox {
     /// Locked after `arrived`.
     ended: Mutex<Ended>,
     changed: Condvar,
-    /// Why no more connections can come.
+    /// Why no connections can come now.
     refused: Mutex<Option<Arc<io::Error>>>,
     /// What to wake when a connection arrives for a communicator.
     wakers: Mutex<HashMap<u64, Arc<Waker>>>,
@@ -97,7 +97,7 @@ impl Mailbox {
         }
     }
 
-    /// Ends the waits for connections: the system refuses this process a call that each one needs.
+    /// Ends the waits for connections: the system refuses this process what each one needs.
     fn refuse(&self, error: &Arc<io::Error>) {
         *self.refused.lock() = Some(error.clone());
         self.changed.notify_all();

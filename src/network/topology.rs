@@ -107,6 +107,8 @@ pub(crate) struct BetweenHosts {
     pub(crate) model: CostModel,
     /// What the link between the first two hosts cost at the start.
     pub(crate) usual: PairCost,
+    /// Whether a link carries clearly less than at the start.
+    pub(crate) is_slower: bool,
     /// The order of these hosts, which was asked for last.
     pub(super) last: Mutex<(Vec<usize>, Vec<usize>)>,
 }

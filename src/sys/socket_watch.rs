@@ -39,13 +39,14 @@ pub(crate) struct SocketInfo {
 pub(crate) struct Flow {
     /// Bytes that the peer's system has acknowledged so far.
     pub(crate) acknowledged: u64,
-    /// How long bytes were on their way so far, without the time in which the peer had no room for more.
+    /// How long bytes were in flight so far, without the time in which the peer had no room for more.
     pub(crate) busy: Duration,
     /// Whether written bytes wait to be sent: the network, and not the program, limits the rate.
     pub(crate) is_full: bool,
 }
 
-/// Returns how many bytes this host has sent so far, from all of its interfaces; `None` if the system does not say.
+/// Returns how many bytes the interfaces of this process's network namespace have sent so far; `None` if the system
+/// does not say.
 pub(crate) fn sent_by_host() -> Option<u64> {
     #[cfg(target_os = "linux")]
     {

@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use crate::schedule::Algorithm;
 use crate::sys::Flow;
-use crate::timeouts::{RATE, SLOW_LINK};
+use crate::timeouts::{RATE_WINDOW, SLOW_LINK};
 use crate::types::Op;
 
 /// A link is slow if it carries less than it did by this factor.
 const SLOW: f64 = 3.0;
 
-/// It is no longer slow if it carries less by a smaller factor than this.
+/// A slow link recovers once it carries more than its highest rate divided by this.
 const FAST: f64 = 1.5;
 
 /// The algorithms by which a rank sends to one other and receives from one at a time.
@@ -27,19 +27,19 @@ const IN_TURN: [Algorithm; 3] = [Algorithm::Ring, Algorithm::RecursiveDoubling, 
 const LONG: u64 = 64 << 10;
 
 /// An operation, the algorithm between hosts, and the binary logarithm of its bytes.
-pub(super) type Kind = (Op, Algorithm, u32);
+pub(super) type OpKind = (Op, Algorithm, u32);
 
 /// Returns the kind of an operation, if it can have bytes wait. `None` as the algorithm is that of a message.
-pub(super) fn kind(op: Op, algorithm: Option<Algorithm>, bytes: u64) -> Option<Kind> {
+pub(super) fn kind(op: Op, algorithm: Option<Algorithm>, bytes: u64) -> Option<OpKind> {
     (bytes >= LONG).then(|| (op, algorithm.unwrap_or(Algorithm::Direct), bytes.ilog2()))
 }
 
 /// What is seen of a link at one time.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct LinkReading {
     pub(super) flow: Flow,
-    /// Bytes that the host has sent so far; 0 if the system does not say.
-    pub(super) of_host: u64,
+    /// Bytes that the host has sent so far, if the system says.
+    pub(super) of_host: Option<u64>,
 }
 
 /// What a link carries, in bytes per second.
@@ -61,12 +61,12 @@ pub(crate) enum Change {
 
 /// The rates of one link.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct LinkPace {
     /// How many bytes the program had written at the last look.
     written: u64,
     /// What was seen then, and which operation ran, if bytes waited for the network.
-    last: Option<(Seen, Kind)>,
-    rates: HashMap<Kind, Rates>,
+    last: Option<(LinkReading, OpKind)>,
+    rates: HashMap<OpKind, Rates>,
     /// How long it has carried little.
     little: Duration,
     slow: Option<Slow>,
@@ -84,7 +84,7 @@ struct Rates {
     most_of_host: f64,
 }
 
-impl Pace {
+impl LinkPace {
     /// Returns whether a look can find anything, now that the program has written this many bytes.
     pub(super) fn is_due(&mut self, written: u64) -> bool {
         std::mem::replace(&mut self.written, written) != written || self.last.is_some()
@@ -92,7 +92,7 @@ impl Pace {
 
     /// Takes what the system says now. `kind` is that of the last operation; `None` if it was a short one, and
     /// then bytes that wait are those of an operation before it. Returns what has changed.
-    pub(super) fn look(&mut self, seen: Seen, kind: Option<Kind>) -> Option<Change> {
+    pub(super) fn look(&mut self, seen: LinkReading, kind: Option<OpKind>) -> Option<Change> {
         let kind = kind.or(self.last.map(|(_, kind)| kind));
         let now = kind.filter(|(_, algorithm, _)| seen.flow.is_full && IN_TURN.contains(algorithm)).map(|kind| (seen, kind));
         let (before, kind) = std::mem::replace(&mut self.last, now)?;
@@ -100,11 +100,17 @@ impl Pace {
         // A rail that was opened anew begins at 0.
         let bytes = seen.flow.acknowledged.checked_sub(before.flow.acknowledged)?;
         let busy = seen.flow.busy.checked_sub(before.flow.busy)?;
+        let of_host = match (seen.of_host, before.of_host) {
+            (Some(now), Some(before)) => now.checked_sub(before)?,
+            (None, None) => 0,
+            // It has not said it once.
+            _ => return None,
+        };
         let rates = self.rates.entry(kind).or_default();
         rates.bytes += bytes;
-        rates.of_host += seen.of_host.saturating_sub(before.of_host);
+        rates.of_host += of_host;
         rates.busy += busy;
-        if rates.busy < RATE {
+        if rates.busy < RATE_WINDOW {
             return None;
         }
         let busy = std::mem::take(&mut rates.busy);
@@ -145,13 +151,13 @@ impl Pace {
 mod tests {
     use super::*;
 
-    const LARGE: Kind = (Op::AllReduce, Algorithm::Ring, 24);
-    const SMALL: Kind = (Op::AllReduce, Algorithm::Ring, 20);
+    const LARGE: OpKind = (Op::AllReduce, Algorithm::Ring, 24);
+    const SMALL: OpKind = (Op::AllReduce, Algorithm::Ring, 20);
 
     /// A link, and what it has carried.
     #[derive(Default)]
     struct Link {
-        pace: Pace,
+        pace: LinkPace,
         flow: Flow,
         /// What the other links of the host carry, in bytes per second, and have carried.
         others: u64,
@@ -159,12 +165,12 @@ mod tests {
     }
 
     impl Link {
-        fn seen(&self, is_full: bool) -> Seen {
-            Seen { flow: Flow { is_full, ..self.flow }, of_host: self.flow.acknowledged + self.of_others }
+        fn seen(&self, is_full: bool) -> LinkReading {
+            LinkReading { flow: Flow { is_full, ..self.flow }, of_host: Some(self.flow.acknowledged + self.of_others) }
         }
 
         /// Carries this many bytes per second for some seconds, and returns what changed.
-        fn carry(&mut self, kind: Kind, rate: u64, seconds: u32) -> Vec<Change> {
+        fn carry(&mut self, kind: OpKind, rate: u64, seconds: u32) -> Vec<Change> {
             let mut changes = Vec::new();
             for _ in 0..20 * seconds {
                 changes.extend(self.pace.look(self.seen(true), Some(kind)));

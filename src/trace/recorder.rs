@@ -13,7 +13,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::log::OpLog;
-use super::pace::{self, Change, Kind, Seen, Slow};
+use super::pace::{self, Change, LinkReading, OpKind, Slow};
 use super::statistics::Counters;
 use super::traffic::LinkTable;
 use crate::error::{Error, Result};
@@ -60,21 +60,21 @@ impl Recording {
     /// Looks at what the links of a process carry, and logs which ones have become slow and which have recovered.
     pub(crate) fn look_at_links<'a>(recordings: impl Iterator<Item = &'a Recording>) {
         let used = recordings.flat_map(|recording| recording.links.used().into_iter().map(move |link| (recording, link)));
-        let used: Vec<_> = used.take(MOST_LOOKS + 1).collect();
+        let used: Vec<_> = used.collect();
         // With more links, it is not known whether a full one is alone.
         if used.len() > MOST_LOOKS {
-            used.iter().for_each(|(_, (_, traffic))| _ = traffic.look(Seen::default(), None));
+            used.iter().for_each(|(_, (_, traffic))| _ = traffic.look(LinkReading::default(), None));
             return;
         }
         let flows = used.into_iter().filter_map(|(recording, (peer, traffic))| Some((recording, peer, traffic.flow()?, traffic)));
         let flows: Vec<_> = flows.collect();
         // Several links share the interface, and then what each carries depends on the others.
         let is_alone = flows.iter().filter(|(_, _, flow, _)| flow.is_full).count() == 1;
-        let of_host = if is_alone { sys::sent_by_host().unwrap_or(0) } else { 0 };
+        let of_host = is_alone.then(sys::sent_by_host).flatten();
         for (recording, peer, flow, traffic) in flows {
             let is_full = flow.is_full && is_alone;
             let kind = if is_full { recording.kind() } else { None };
-            if let Some(change) = traffic.look(Seen { flow: Flow { is_full, ..flow }, of_host }, kind) {
+            if let Some(change) = traffic.look(LinkReading { flow: Flow { is_full, ..flow }, of_host }, kind) {
                 recording.log_change(peer, change);
                 recording.has_changed.store(true, Ordering::Relaxed);
             }
@@ -92,7 +92,7 @@ impl Recording {
     }
 
     /// Returns the kind of the last operation, if it was a long one.
-    fn kind(&self) -> Option<Kind> {
+    fn kind(&self) -> Option<OpKind> {
         let last = self.history.last(&Timeline::up_to_now())?;
         let algorithm = choice(last.path).map(|choice| choice.between.unwrap_or(choice.algorithm));
         pace::kind(last.descriptor.op, algorithm, last.bytes)

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::pace::{Change, Kind, Pace, Seen, Slow};
+use super::pace::{Change, LinkPace, LinkReading, OpKind, Slow};
 use crate::sys::{Flow, SocketWatch};
 use crate::types::Rank;
 
@@ -20,7 +20,7 @@ pub(crate) struct Traffic {
     /// while the system is asked about a socket.
     sockets: Mutex<Vec<SocketWatch>>,
     /// What the sockets carry.
-    pace: Mutex<Pace>,
+    pace: Mutex<LinkPace>,
 }
 
 impl Traffic {
@@ -69,8 +69,8 @@ impl Traffic {
         })
     }
 
-    /// As [`Pace::look`].
-    pub(super) fn look(&self, seen: Seen, kind: Option<Kind>) -> Option<Change> {
+    /// As [`LinkPace::look`].
+    pub(super) fn look(&self, seen: LinkReading, kind: Option<OpKind>) -> Option<Change> {
         self.pace.lock().look(seen, kind)
     }
 

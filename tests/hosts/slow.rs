@@ -17,7 +17,7 @@ const SUM: u64 = 4 * LEN as u64;
 const BEFORE: u64 = 80 << 20;
 
 /// How long to wait for what has to happen.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The rate of the link before, and while it is slow.
 pub(crate) const RATE: &str = "200mbit";
@@ -31,7 +31,7 @@ const RECEIVED_AFTER: u32 = 8;
 
 /// What all ranks wait for next.
 #[derive(Clone, Copy, PartialEq)]
-enum Phase {
+enum Stage {
     Fast,
     Slow,
     Recovering,
@@ -41,28 +41,28 @@ enum Phase {
 /// A rank of which a link becomes slow, and recovers.
 pub(crate) fn rank() -> ExitCode {
     let comm = Communicator::from_env().unwrap();
-    let (mut phase, mut named) = (Phase::Fast, String::new());
+    let (mut stage, mut named) = (Stage::Fast, String::new());
     let began = Instant::now();
-    while phase != Phase::Done {
+    while stage != Stage::Done {
         sum(&comm);
         if comm.rank() == 0 {
-            assert!(began.elapsed() < PATIENCE, "{}", metrics());
+            assert!(began.elapsed() < TIMEOUT, "{}", metrics());
             let slow: Vec<String> = slow_links();
-            match phase {
-                Phase::Fast if counters("eth0")[0] > BEFORE => {
+            match stage {
+                Stage::Fast if counters("eth0")[0] > BEFORE => {
                     limit(SLOW);
-                    phase = Phase::Slow;
+                    stage = Stage::Slow;
                 }
-                Phase::Slow if !slow.is_empty() => {
+                Stage::Slow if !slow.is_empty() => {
                     named = slow.join("\n");
                     limit(RATE);
-                    phase = Phase::Recovering;
+                    stage = Stage::Recovering;
                 }
-                Phase::Recovering if slow.is_empty() => phase = Phase::Done,
+                Stage::Recovering if slow.is_empty() => stage = Stage::Done,
                 _ => {}
             }
         }
-        let mut done = [u64::from(phase == Phase::Done)];
+        let mut done = [u64::from(stage == Stage::Done)];
         comm.broadcast(&mut done, 0).unwrap();
         if done[0] == 1 {
             break;
@@ -77,30 +77,30 @@ pub(crate) fn rank() -> ExitCode {
 pub(crate) fn avoiding_rank() -> ExitCode {
     let comm = Communicator::from_env().unwrap();
     let neighbour = [None, Some(2), Some(1), None][comm.rank()];
-    let (mut phase, mut before, mut slow_sums) = (Phase::Fast, 0, 0);
+    let (mut stage, mut before, mut slow_sums) = (Stage::Fast, 0, 0);
     let began = Instant::now();
     if comm.rank() == 0 {
         comm.send(&[7u8; 16], 2).unwrap();
     }
-    while phase != Phase::Done {
-        assert!(began.elapsed() < PATIENCE, "the sums {} the link", if phase == Phase::Slow { "use" } else { "avoid" });
+    while stage != Stage::Done {
+        assert!(began.elapsed() < TIMEOUT, "the sums {} the link", if stage == Stage::Slow { "use" } else { "avoid" });
         sum(&comm);
         // Of a ring, one of the two sends to the other.
         let mut passed = [neighbour.map_or(0, sent_to)];
         comm.all_reduce(&mut passed, ReduceOp::Sum).unwrap();
         let uses_it = passed[0] - before > SUM / 2;
-        let next = match phase {
-            Phase::Fast if passed[0] > BEFORE => Some((Phase::Slow, SLOW_PAIR)),
-            Phase::Slow if !uses_it => Some((Phase::Recovering, RATE)),
-            Phase::Recovering if uses_it => Some((Phase::Done, RATE)),
+        let next = match stage {
+            Stage::Fast if passed[0] > BEFORE => Some((Stage::Slow, SLOW_PAIR)),
+            Stage::Slow if !uses_it => Some((Stage::Recovering, RATE)),
+            Stage::Recovering if uses_it => Some((Stage::Done, RATE)),
             _ => None,
         };
         if let Some((next, rate)) = next {
-            phase = next;
+            stage = next;
             neighbour.inspect(|&host| limit_pair(host, rate));
         }
         before = passed[0];
-        slow_sums += u32::from(phase == Phase::Slow);
+        slow_sums += u32::from(stage == Stage::Slow);
         if comm.rank() == 2 && slow_sums == RECEIVED_AFTER {
             slow_sums += 1;
             comm.recv(&mut [0u8; 16], 0).unwrap();

@@ -751,7 +751,7 @@ fn a_job_between_network_namespaces() {
         text(&output.stdout)
     };
     let said = doctor(&[]);
-    assert!(said.contains("\nok       links              at least ") && said.contains("schedules visit 1, 2"), "{said}");
+    assert!(said.contains("\nok       links              at least ") && !said.contains("schedules visit"), "{said}");
     let all: serde_json::Value = serde_json::from_str(&doctor(&["--json"])).unwrap();
     let links = all["links"].as_array().unwrap();
     assert!(links.len() == 1 && links[0]["bytes_per_s"].as_f64().unwrap() > 0.0, "{all}");

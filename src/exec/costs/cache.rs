@@ -160,14 +160,9 @@ pub(super) fn look_up(pairs: Vec<Pair>) -> Option<Vec<Option<MeasuredCosts>>> {
 
 /// Writes what was measured to the file, for later jobs.
 pub(super) fn keep(costs: Vec<(Pair, LinkCost, f64)>) {
-    let Some(path) = file() else { return };
-    in_background(move || {
-        // A job may write twice at the same time.
-        static WRITES: Mutex<()> = Mutex::new(());
-        let _writes = WRITES.lock();
+    change(move |known| {
         // Whole seconds, as the file has them.
         let at = UNIX_EPOCH + Duration::from_secs(now());
-        let mut known = read(&path);
         known.retain(|entry| costs.iter().all(|(pair, ..)| !entry.is_of(pair)));
         let new = costs.into_iter().map(|(Pair { from, to, links, class }, network, reduce)| MeasuredCosts {
             from,
@@ -180,6 +175,26 @@ pub(super) fn keep(costs: Vec<(Pair, LinkCost, f64)>) {
         });
         known.splice(0..0, new);
         known.truncate(MOST_ENTRIES);
+    });
+}
+
+/// Removes what one pair of these hosts has measured for all, so that the next job measures it again.
+pub(super) fn forget(hosts: Vec<String>) {
+    change(move |known| {
+        let is_of = |entry: &MeasuredCosts| hosts.contains(&entry.from) && hosts.contains(&entry.to);
+        known.retain(|entry| entry.class == PairClass::Pair || !is_of(entry));
+    });
+}
+
+/// Changes the entries of the file, on a thread of its own.
+fn change(entries: impl FnOnce(&mut Vec<MeasuredCosts>) + Send + 'static) {
+    let Some(path) = file() else { return };
+    in_background(move || {
+        // A job may write twice at the same time.
+        static WRITES: Mutex<()> = Mutex::new(());
+        let _writes = WRITES.lock();
+        let mut known = read(&path);
+        entries(&mut known);
         if let Err(error) = write(&path, &known) {
             crate::log::debug!("cannot write {}: {error}; the next job measures the costs again", path.display());
         }

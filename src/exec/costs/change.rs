@@ -24,8 +24,11 @@ impl Core {
     pub(in crate::exec) fn inquire(&mut self, context: &OpContext<'_>, call: &Call, choice: Choice) -> Result<()> {
         let bytes = call.bytes(self.layout.ranks);
         let Some(inquiry) = &mut self.inquiry else { return Ok(()) };
+        // The question is an all-reduce, and takes the links of one, or of another ring.
+        let is_ring = choice.algorithm == Algorithm::Ring && matches!(call.op, Op::AllGather | Op::ReduceScatter);
+        let can_ask = call.op == Op::AllReduce || is_ring;
         // Of an operation with counts, ranks know different bytes.
-        if call.op.has_counts() || !inquiry.is_due(bytes) {
+        if call.op.has_counts() || !inquiry.is_due(bytes, can_ask) {
             return Ok(());
         }
         // The call and what comes before it share one deadline.
@@ -33,13 +36,13 @@ impl Core {
         let has_changed = inquiry.take_open() | self.recording.take_change();
         let left = u64::try_from(context.left().as_nanos()).unwrap_or(u64::MAX);
         let words = [u64::from(has_changed), u64::MAX - left];
-        let [has_changed, rest] = self.ask(context, (call.op, choice), ReduceOp::Max, words)?;
+        let [has_changed, rest] = self.ask(context, choice, ReduceOp::Max, words)?;
         if has_changed == 0 {
             return Ok(());
         }
         // On a link that the call does not use, a message without a tag may wait for its receive.
-        let messages = [self.messages_on_their_way(), 0];
-        let [messages, _] = self.ask(context, (call.op, choice), ReduceOp::Sum, messages)?;
+        let messages = [self.messages_in_flight(), 0];
+        let [messages, _] = self.ask(context, choice, ReduceOp::Sum, messages)?;
         if messages > 0 {
             self.inquiry.iter_mut().for_each(Inquiry::postpone);
             return Ok(());
@@ -58,18 +61,16 @@ impl Core {
         Ok(())
     }
 
-    /// Reduces two words of each rank over the links that a call uses, if its schedule can.
-    fn ask(&mut self, context: &OpContext<'_>, call: (Op, Choice), redop: ReduceOp, words: [u64; 2]) -> Result<[u64; 2]> {
+    /// Reduces two words of each rank over the links that a call with this choice uses.
+    fn ask(&mut self, context: &OpContext<'_>, choice: Choice, redop: ReduceOp, words: [u64; 2]) -> Result<[u64; 2]> {
         let mut words = words;
         let question = Call::in_place(Op::AllReduce, DType::U64, RawSliceMut::of(&mut words));
         let question = Call { redop: Some(redop), ..question };
-        let (op, Choice { algorithm, between }) = call;
-        let alike = |algorithm| if op == Op::AllReduce { algorithm } else { Algorithm::Ring };
         // SAFETY: `words` is borrowed for the call.
         unsafe {
-            match between {
-                Some(between) => self.run_hierarchical(context, &question, alike(between))?,
-                None => self.run_by_messages(context.clone(), &question, alike(algorithm))?,
+            match choice.between {
+                Some(between) => self.run_hierarchical(context, &question, between)?,
+                None => self.run_by_messages(context.clone(), &question, choice.algorithm)?,
             }
         }
         Ok(words)

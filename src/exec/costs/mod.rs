@@ -45,8 +45,8 @@ const REPEATING: Duration = Duration::from_millis(10);
 const FEWEST: usize = 3;
 const MOST: usize = 20;
 
-/// How long two hosts meet at most, where people wait for the result.
-const IN_PEACE: Duration = Duration::from_secs(1);
+/// How long two hosts meet at most for `kolo doctor`.
+const DOCTOR_ROUND: Duration = Duration::from_secs(1);
 
 /// Two ranks, of which the first measures.
 struct Probe<'a> {
@@ -72,11 +72,16 @@ impl Core {
         self.measure_pairs(info)
     }
 
-    /// Measures each pair of hosts, for people, who can wait longer than a start. All ranks call this together,
-    /// between two operations. Returns `None` if the hosts cannot be measured.
-    pub(super) fn measure_hosts_in_peace(&mut self, info: &CommInfo) -> Result<Option<Again>> {
-        let most = most_time(IN_PEACE * rounds(self.first_on_host.len()) as u32, info.timeout);
-        self.measure_pairs_again(&connecting(info), most, true)
+    /// Measures each pair of hosts for `kolo doctor`, longer than a start may. All ranks call this together,
+    /// between two operations. Returns `None` if the hosts cannot be measured. Later jobs measure what this does
+    /// not.
+    pub(super) fn measure_for_doctor(&mut self, info: &CommInfo) -> Result<Option<Again>> {
+        let most = most_time(DOCTOR_ROUND * rounds(self.first_on_host.len()) as u32, info.timeout);
+        let again = self.measure_pairs_again(&connecting(info), most, true)?;
+        if let Some(again) = again.as_ref().filter(|_| info.rank == 0) {
+            cache::forget(again.names.clone());
+        }
+        Ok(again)
     }
 
     fn measure_network(&mut self, info: &CommInfo) -> Result<()> {

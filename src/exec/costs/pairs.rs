@@ -35,8 +35,9 @@ const WORDS: usize = 2;
 
 /// What the pairs of hosts have found.
 pub(crate) struct Measured {
-    /// As measured.
-    pub(crate) exact: PairCosts,
+    /// The latency of each pair as measured, in nanoseconds, and its time per byte in picoseconds, unless that is
+    /// not certain.
+    pub(crate) exact: Vec<(u64, Option<u64>)>,
     /// By which schedules order the hosts.
     pub(crate) costs: PairCosts,
     /// How many pairs seemed slow, but did not meet again.
@@ -48,6 +49,8 @@ pub(crate) struct Again {
     /// The hosts.
     pub(crate) names: Vec<String>,
     pub(crate) measured: Measured,
+    /// Whether the schedules follow it.
+    pub(crate) is_followed: bool,
     /// Whether a link carries clearly less than at the start.
     pub(super) is_slower: bool,
 }
@@ -113,8 +116,9 @@ impl Core {
         first.sort_unstable();
         let Some(names) = self.names_of(&first) else { return Ok(None) };
         let Some(measured) = self.meet_all(context, &first, &names, most, do_keep)? else { return Ok(None) };
-        let is_slower = self.inquiry.is_some() && self.follow(first, measured.costs.clone());
-        Ok(Some(Again { names, measured, is_slower }))
+        let is_followed = self.inquiry.is_some();
+        let is_slower = is_followed && self.follow(first, measured.costs.clone());
+        Ok(Some(Again { names, measured, is_followed, is_slower }))
     }
 
     /// Returns the names of the hosts, of which these are the first ranks; `None` if not all pairs of them are
@@ -175,7 +179,8 @@ impl Core {
             }
             log(&costs, names, false, unconfirmed);
         }
-        Ok(Some(Measured { exact: exact_costs_of(&words, hosts), costs, unconfirmed }))
+        let exact = words.chunks_exact(WORDS).map(|words| (words[0], Some(words[1]).filter(|&per_byte| per_byte < u64::MAX)));
+        Ok(Some(Measured { exact: exact.collect(), costs, unconfirmed }))
     }
 
     /// Has pairs of hosts meet, and takes what each finds if it is less than what is known. No round but the
@@ -276,24 +281,17 @@ impl Core {
     }
 }
 
-/// Returns the costs of the pairs, so coarse that the next time finds the same.
+/// Returns the costs of the pairs, so coarse that the next time finds the same. A time per byte that is not known
+/// is like most others.
 fn costs_of(words: &[u64], hosts: usize) -> PairCosts {
-    let mut costs = exact_costs_of(words, hosts);
-    for (a, b) in PairCosts::pairs(hosts) {
-        costs.set(a, b, PairCost::of(coarse_link(costs.of(a, b).link())));
-    }
-    costs
-}
-
-/// Returns the costs of the pairs as measured. A time per byte that is not known is like most others.
-fn exact_costs_of(words: &[u64], hosts: usize) -> PairCosts {
     let is_known = |per_byte: &u64| *per_byte < u64::MAX;
     let mut known: Vec<u64> = words.iter().skip(1).step_by(WORDS).copied().filter(is_known).collect();
     known.sort_unstable();
     let usual = known.get(known.len() / 2).copied().unwrap_or(1);
     let mut costs = PairCosts::new(hosts);
     for ((a, b), words) in PairCosts::pairs(hosts).zip(words.chunks_exact(WORDS)) {
-        costs.set(a, b, PairCost { latency: words[0], per_byte: if is_known(&words[1]) { words[1] } else { usual } });
+        let cost = PairCost { latency: words[0], per_byte: if is_known(&words[1]) { words[1] } else { usual } };
+        costs.set(a, b, PairCost::of(coarse_link(cost.link())));
     }
     costs
 }

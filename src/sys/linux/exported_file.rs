@@ -152,7 +152,7 @@ impl ImportedFile {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => io::ErrorKind::NotFound.into(),
             _ => error,
         })?;
-        file.map(ImportedFile).ok_or_else(|| io::Error::other("no file came"))
+        file.map(ImportedFile).ok_or_else(|| io::Error::other("the peer's message had no file"))
     }
 
     pub(crate) fn number(&self) -> i32 {
