@@ -84,7 +84,7 @@ pub struct HostLink {
     pub hosts: [usize; 2],
     /// Half of a round trip, in seconds.
     pub latency: f64,
-    /// In the slower direction; `None` if other work has disturbed the measurement.
+    /// In the slower direction; `None` if other work has disturbed the measurement, or the link is too slow for it.
     pub bytes_per_second: Option<f64>,
 }
 
@@ -114,7 +114,7 @@ pub fn host_links(comm: &Communicator) -> Result<Option<HostLinks>> {
     Ok(None)
 }
 
-fn links_of(Again { names, measured: Measured { exact, costs, unconfirmed }, is_followed, .. }: &Again) -> HostLinks {
+fn links_of(Again { names, measured: Measured { exact, costs, .. }, is_followed, .. }: &Again) -> HostLinks {
     let link = |((a, b), &(latency, per_byte)): (_, &(u64, Option<u64>))| HostLink {
         hosts: [a, b],
         latency: 1e-9 * latency as f64,
@@ -141,13 +141,14 @@ fn links_of(Again { names, measured: Measured { exact, costs, unconfirmed }, is_
             Finding::warning("a slow link", found, advice)
         })
         .collect();
-    if findings.is_empty() {
+    let unknown = links.iter().filter(|link| link.bytes_per_second.is_none()).count();
+    if findings.is_empty() && unknown < links.len() {
         let longest = links.iter().map(|link| 2e6 * link.latency).fold(0.0, f64::max);
         let found = format!("at least {} between each two hosts, round trips of at most {longest:.0} us", rate(others));
         findings.push(Finding::fine("links", found));
     }
-    if *unconfirmed > 0 {
-        let found = format!("other work disturbed the measurement of {unconfirmed} of {} pairs", links.len());
+    if unknown > 0 {
+        let found = format!("other work disturbed the measurement of {unknown} of {} pairs, or they are too slow", links.len());
         findings.push(Finding::warning("links", found, "try again when the hosts are idle"));
     }
     let order = if *is_followed { costs.order().unwrap_or_else(|| (0..names.len()).collect()) } else { Vec::new() };
@@ -603,7 +604,35 @@ pub fn of_reading(outcome: &std::result::Result<(), String>) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::usable;
+    use super::*;
+    use crate::schedule::order::PairCost;
+
+    /// Returns what is said of three hosts whose pairs take this many picoseconds for a byte.
+    fn said(per_byte: [Option<u64>; 3]) -> (Vec<Severity>, String) {
+        let mut costs = PairCosts::new(3);
+        for ((a, b), per_byte) in PairCosts::pairs(3).zip(per_byte) {
+            costs.set(a, b, PairCost { latency: 50_000, per_byte: per_byte.unwrap_or(8_000) });
+        }
+        let exact = per_byte.map(|per_byte| (50_000, per_byte)).to_vec();
+        let names = ["a 10.0.0.1", "b 10.0.0.2", "c 10.0.0.3"].map(str::to_owned).to_vec();
+        let measured = Measured { exact, costs, unconfirmed: 0 };
+        let links = links_of(&Again { names, measured, is_followed: true, is_slower: false });
+        let found: Vec<&str> = links.findings.iter().map(|finding| &*finding.found).collect();
+        (links.findings.iter().map(|finding| finding.severity).collect(), found.join("; "))
+    }
+
+    #[test]
+    fn links_are_named_that_are_slow_or_unknown() {
+        let fine = "at least 1.000 Gb/s between each two hosts, round trips of at most 100 us";
+        assert_eq!(said([Some(8_000); 3]), (vec![Severity::Fine], fine.to_owned()));
+        let slow = said([Some(80_000), Some(8_000), Some(80_000)]);
+        assert_eq!(slow, (vec![Severity::Warning], "all of b: 0.100 Gb/s, others at least 1.000 Gb/s".to_owned()));
+        let (severities, found) = said([None, Some(8_000), Some(8_000)]);
+        assert_eq!(severities, [Severity::Fine, Severity::Warning]);
+        assert!(found.contains("1 of 3 pairs"), "{found}");
+        let (severities, found) = said([None; 3]);
+        assert!(severities == [Severity::Warning] && found.contains("3 of 3 pairs"), "{found}");
+    }
 
     #[test]
     fn a_quota_is_told_apart_from_a_choice_of_processors() {

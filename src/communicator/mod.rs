@@ -166,7 +166,7 @@ impl Communicator {
     /// As [`doctor::host_links`](crate::doctor::host_links), once.
     pub(crate) fn measure_hosts(&self) -> Result<Option<Again>> {
         let state = &self.exec.state;
-        state.core.lock().measure_hosts(&state.info)
+        state.core.lock().measure_for_doctor(&state.info)
     }
 
     /// Returns the algorithm of a collective of `bytes` bytes: of the buffer, or of all blocks

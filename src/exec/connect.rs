@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::core::Core;
-use super::costs::Again;
 use crate::buffer::RawSliceMut;
 use crate::call::Call;
 use crate::config::SharedSettings;
@@ -59,19 +58,13 @@ impl Core {
     }
 
     /// Reports a failure to connect as that of an operation.
-    fn finish_connecting<T>(&mut self, info: &CommInfo, connect: impl FnOnce(&mut Core) -> Result<T>) -> Result<T> {
+    pub(super) fn finish_connecting<T>(&mut self, info: &CommInfo, connect: impl FnOnce(&mut Core) -> Result<T>) -> Result<T> {
         connect(self).map_err(|error| {
             let error = agree_on_report(self.fabric.status(), info, error);
             self.leave(true);
             self.recording.failed(&error);
             error
         })
-    }
-
-    /// Measures each pair of hosts, for people. All ranks call this together, between two operations. Returns
-    /// `None` if the hosts cannot be measured.
-    pub(crate) fn measure_hosts(&mut self, info: &CommInfo) -> Result<Option<Again>> {
-        self.finish_connecting(info, |core| core.measure_for_doctor(info))
     }
 
     fn try_to_connect(&mut self, info: &CommInfo, began: Instant) -> Result<()> {

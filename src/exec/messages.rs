@@ -66,12 +66,7 @@ impl Core {
     /// # Safety
     ///
     /// The call was checked. Its buffers are valid until this returns, and nothing else uses them.
-    pub(in crate::exec) unsafe fn run_by_messages(
-        &mut self,
-        context: OpContext<'_>,
-        call: &Call,
-        algorithm: Algorithm,
-    ) -> Result<()> {
+    pub(super) unsafe fn run_by_messages(&mut self, context: OpContext<'_>, call: &Call, algorithm: Algorithm) -> Result<()> {
         let compression = self.compression(call);
         let Some(order) = self.order_of(call.op, algorithm) else {
             // SAFETY: passed on.

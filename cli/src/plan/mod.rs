@@ -89,7 +89,11 @@ pub(crate) fn plan(args: &Args) -> Result<(), Failure> {
     let layout = args.simulation.in_racks(layout, &mut model, args.measured).map_err(Failure::Usage)?;
     let bytes = if args.op == Op::Barrier { 0 } else { args.bytes };
     let mut scenario = args.simulation.scenario(layout, model).map_err(Failure::Usage)?;
+    let measured = links.as_ref().map(|links| links.order.len());
     scenario.links = links.filter(|links| links.order.len() == layout.hosts && layout.racks == 1);
+    if let (Some(measured), None, true) = (measured, &scenario.links, args.simulation.simulate && !args.simulation.json) {
+        say_prose(&format!("the links of {} were measured; those of this simulation are alike", count(measured, "host")));
+    }
     if let Some(folder) = &args.simulation.plots {
         return Ok(plots::draw(&scenario, folder)?);
     }

@@ -181,6 +181,9 @@ fn costs_are_measured_once_and_kept() {
         row.unwrap_or_else(|| panic!("no {name}: {all}"))["simulated_s"].as_f64().unwrap()
     };
     assert!(3.0 * seconds("ring") < seconds("direct"), "{all}");
+    let other = ["plan", "all_reduce", "--ranks", "8", "--hosts", "8", "--measured", "--simulate"];
+    let other = program().args(other).env("KOLO_CACHE_DIR", &folder).stdin(Stdio::null()).output().unwrap();
+    assert!(text(&other.stdout).contains("the links of 4 hosts were measured; those of this simulation are alike"), "{other:?}");
 
     // What another program has written is measured again, and replaced.
     std::fs::write(&file, "garbage").unwrap();

@@ -75,9 +75,9 @@ impl Core {
     /// Measures each pair of hosts for `kolo doctor`, longer than a start may. All ranks call this together,
     /// between two operations. Returns `None` if the hosts cannot be measured. Later jobs measure what this does
     /// not.
-    pub(super) fn measure_for_doctor(&mut self, info: &CommInfo) -> Result<Option<Again>> {
+    pub(crate) fn measure_for_doctor(&mut self, info: &CommInfo) -> Result<Option<Again>> {
         let most = most_time(DOCTOR_ROUND * rounds(self.first_on_host.len()) as u32, info.timeout);
-        let again = self.measure_pairs_again(&connecting(info), most, true)?;
+        let again = self.finish_connecting(info, |core| core.measure_pairs_again(&connecting(info), most, true))?;
         if let Some(again) = again.as_ref().filter(|_| info.rank == 0) {
             cache::forget(again.names.clone());
         }

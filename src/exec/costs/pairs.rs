@@ -52,7 +52,7 @@ pub(crate) struct Again {
     /// Whether the schedules follow it.
     pub(crate) is_followed: bool,
     /// Whether a link carries clearly less than at the start.
-    pub(super) is_slower: bool,
+    pub(crate) is_slower: bool,
 }
 
 /// Which of the pairs that should have met.
@@ -106,7 +106,7 @@ impl Core {
     /// follows what was measured. The hosts meet for about `most`. All ranks call this together. `do_keep` as of
     /// [`Core::meet_all`]. Returns `None` if the hosts cannot be measured.
     #[cold]
-    pub(in crate::exec) fn measure_pairs_again(
+    pub(super) fn measure_pairs_again(
         &mut self,
         context: &OpContext<'_>,
         most: Duration,

@@ -18,12 +18,7 @@ impl Core {
     /// # Safety
     ///
     /// The call was checked. Its buffers are valid until this returns, and nothing else uses them.
-    pub(in crate::exec) unsafe fn run_hierarchical(
-        &mut self,
-        context: &OpContext<'_>,
-        call: &Call,
-        between: Algorithm,
-    ) -> Result<()> {
+    pub(super) unsafe fn run_hierarchical(&mut self, context: &OpContext<'_>, call: &Call, between: Algorithm) -> Result<()> {
         context.begin();
         // SAFETY: passed on.
         unsafe {
